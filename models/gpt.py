@@ -1,0 +1,243 @@
+"""A GPT in one file: pre-norm decoder, every switch that the growth experiments need.
+
+Shapes: B sequences, T tokens, D = d_model (the residual stream), H heads of K = head_dim, F = d_ff,
+V = vocab_size. Parameter names and their axes are listed in models/axes.py.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from errors import UserError
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes and switches of a GPT. The defaults are the 24 M model of the paper's first stage."""
+
+    vocab_size: int = 50257
+    block_size: int = 256  # context length T
+    n_layer: int = 14
+    n_head: int = 4
+    head_dim: int = 64
+    d_model: int = 256  # must equal n_head * head_dim
+    d_ff: int = 0  # 0 means 4 * d_model
+    norm: str = "layernorm"  # layernorm | rmsnorm
+    norm_eps: float = 1e-5
+    bias: bool = True
+    activation: str = "gelu"  # gelu (tanh form, as GPT-2) | relu | swiglu
+    position: str = "learned"  # learned | rope
+    rope_theta: float = 10000.0
+    rope_repeat: int = 1  # each frequency stands this often in a row: exact k-fold wider heads
+    tied: bool = True  # lm_head shares wte's weight
+
+    def __post_init__(self):
+        if self.d_ff == 0:
+            object.__setattr__(self, "d_ff", 4 * self.d_model)
+        choices = {
+            "norm": ("layernorm", "rmsnorm"),
+            "activation": ("gelu", "relu", "swiglu"),
+            "position": ("learned", "rope"),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise UserError(f"model.{name} is {value!r}; choose one of {', '.join(allowed)}")
+        sizes = ("vocab_size", "block_size", "n_layer", "n_head", "head_dim", "d_model", "d_ff")
+        for name in (*sizes, "rope_repeat"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(f"model.{name} is {value!r}; it must be a whole number >= 1")
+        for name in ("norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+                raise UserError(f"model.{name} is {value!r}; it must be a finite number > 0")
+        if self.n_head * self.head_dim != self.d_model:
+            raise UserError(
+                f"n_head x head_dim = {self.n_head} x {self.head_dim} = "
+                f"{self.n_head * self.head_dim}, but d_model is {self.d_model}; make them equal"
+            )
+        if self.position == "rope" and self.head_dim % (2 * self.rope_repeat):
+            raise UserError(
+                f"head_dim {self.head_dim} with rope_repeat {self.rope_repeat}: RoPE turns pairs, "
+                f"so head_dim must be a multiple of {2 * self.rope_repeat}"
+            )
+
+    def widened(self, d_model: int, head_dim: int | None = None) -> "GPTConfig":
+        """The same model at a new width: head_dim kept (more heads) unless given; F/D kept."""
+        head_dim = head_dim or self.head_dim
+        if d_model < self.d_model:
+            raise UserError(
+                f"new width {d_model} is below the old width {self.d_model}; "
+                f"growth needs d_new >= {self.d_model}"
+            )
+        if d_model % head_dim:
+            raise UserError(
+                f"new width {d_model} is no multiple of head_dim {head_dim}; the nearest that are: "
+                f"{d_model // head_dim * head_dim} and {(d_model // head_dim + 1) * head_dim}"
+            )
+        if self.d_ff * d_model % self.d_model:
+            raise UserError(
+                f"d_ff {self.d_ff} does not scale from width {self.d_model} to {d_model} in whole "
+                f"numbers; choose a width that keeps d_ff/d_model"
+            )
+        return replace(
+            self,
+            d_model=d_model,
+            head_dim=head_dim,
+            n_head=d_model // head_dim,
+            d_ff=self.d_ff * d_model // self.d_model,
+        )
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention, scores scaled by 1/sqrt(K)."""
+
+    def __init__(self, cfg: GPTConfig):
+        super().__init__()
+        self.n_head, self.head_dim, self.rope = cfg.n_head, cfg.head_dim, cfg.position == "rope"
+        self.q = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.bias)
+        self.k = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.bias)
+        self.v = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.bias)
+        self.o = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.bias)
+
+    def forward(self, x_btd: torch.Tensor, rope: tuple | None) -> torch.Tensor:
+        shape = (*x_btd.shape[:2], self.n_head, self.head_dim)
+        q_bhtk, k_bhtk, v_bhtk = (
+            f(x_btd).view(shape).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
+        if rope is not None:
+            q_bhtk, k_bhtk = rotate(q_bhtk, *rope), rotate(k_bhtk, *rope)
+        y_bhtk = F.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, is_causal=True)
+        return self.o(y_bhtk.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """Two-layer FFN, or the gated form down(silu(gate(x)) * up(x)) for swiglu."""
+
+    def __init__(self, cfg: GPTConfig):
+        super().__init__()
+        self.activation = cfg.activation
+        self.up = nn.Linear(cfg.d_model, cfg.d_ff, bias=cfg.bias)
+        if cfg.activation == "swiglu":
+            self.gate = nn.Linear(cfg.d_model, cfg.d_ff, bias=cfg.bias)
+        self.down = nn.Linear(cfg.d_ff, cfg.d_model, bias=cfg.bias)
+
+    def forward(self, x_btd: torch.Tensor) -> torch.Tensor:
+        h_btf = self.up(x_btd)
+        if self.activation == "swiglu":
+            h_btf = F.silu(self.gate(x_btd)) * h_btf
+        elif self.activation == "gelu":
+            h_btf = F.gelu(h_btf, approximate="tanh")
+        else:
+            h_btf = F.relu(h_btf)
+        return self.down(h_btf)
+
+
+class Block(nn.Module):
+    def __init__(self, cfg: GPTConfig):
+        super().__init__()
+        self.ln_1, self.attn = make_norm(cfg), Attention(cfg)
+        self.ln_2, self.mlp = make_norm(cfg), MLP(cfg)
+
+    def forward(self, x_btd: torch.Tensor, rope: tuple | None) -> torch.Tensor:
+        x_btd = x_btd + self.attn(self.ln_1(x_btd), rope)
+        return x_btd + self.mlp(self.ln_2(x_btd))
+
+
+class GPT(nn.Module):
+    """`forward(idx)` gives logits (B, T, V); with targets, the mean cross-entropy in nats."""
+
+    def __init__(self, cfg: GPTConfig, seed: int | None = 0):
+        """seed: initialisation's own generator (data order never shares it); None leaves the
+        weights unset for a state_dict that is loaded next."""
+        super().__init__()
+        self.cfg = cfg
+        self.wte = nn.Embedding(cfg.vocab_size, cfg.d_model)
+        if cfg.position == "learned":
+            self.wpe = nn.Embedding(cfg.block_size, cfg.d_model)
+        else:
+            cos_tk, sin_tk = rope_tables(cfg)
+            self.register_buffer("rope_cos", cos_tk, persistent=False)
+            self.register_buffer("rope_sin", sin_tk, persistent=False)
+        self.h = nn.ModuleList(Block(cfg) for _ in range(cfg.n_layer))
+        self.ln_f = make_norm(cfg)
+        if not cfg.tied:
+            self.lm_head = nn.Linear(cfg.d_model, cfg.vocab_size, bias=False)
+        if seed is not None:
+            init_weights(self, seed)
+
+    def forward(self, idx_bt: torch.Tensor, targets_bt: torch.Tensor | None = None) -> torch.Tensor:
+        T = idx_bt.shape[1]
+        assert T <= self.cfg.block_size, f"{T} tokens exceed the context of {self.cfg.block_size}"
+        x_btd, rope = self.wte(idx_bt), None
+        if self.cfg.position == "learned":
+            x_btd = x_btd + self.wpe.weight[:T]
+        else:
+            rope = (self.rope_cos[:T].to(x_btd.dtype), self.rope_sin[:T].to(x_btd.dtype))
+        for block in self.h:
+            x_btd = block(x_btd, rope)
+        head_vd = self.wte.weight if self.cfg.tied else self.lm_head.weight
+        logits_btv = F.linear(self.ln_f(x_btd), head_vd)
+        if targets_bt is None:
+            return logits_btv
+        if logits_btv.dtype in (torch.bfloat16, torch.float16):
+            logits_btv = logits_btv.float()
+        return F.cross_entropy(logits_btv.flatten(0, 1), targets_bt.flatten())
+
+
+def make_norm(cfg: GPTConfig) -> nn.Module:
+    if cfg.norm == "layernorm":
+        return nn.LayerNorm(cfg.d_model, eps=cfg.norm_eps, bias=cfg.bias)
+    return nn.RMSNorm(cfg.d_model, eps=cfg.norm_eps)
+
+
+def rope_tables(cfg: GPTConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin (T, K) in float64 for half-split pairs (i, i + K/2); with rope_repeat = r each of
+    the K/(2r) frequencies theta^(-2j/(K/r)) stands r times in a row."""
+    n = cfg.head_dim // (2 * cfg.rope_repeat)
+    freq = cfg.rope_theta ** (-torch.arange(n, dtype=torch.float64) / n)
+    freq = freq.repeat_interleave(cfg.rope_repeat)
+    angle_tk = torch.outer(torch.arange(cfg.block_size, dtype=torch.float64), freq).repeat(1, 2)
+    return angle_tk.cos(), angle_tk.sin()
+
+
+def rotate(x_bhtk: torch.Tensor, cos_tk: torch.Tensor, sin_tk: torch.Tensor) -> torch.Tensor:
+    """RoPE (arXiv 2104.09864, half-split pairing as in Llama)."""
+    a, b = x_bhtk.chunk(2, dim=-1)
+    return x_bhtk * cos_tk + torch.cat((-b, a), dim=-1) * sin_tk
+
+
+@torch.no_grad()
+def init_weights(model: GPT, seed: int) -> None:
+    """GPT-2's: N(0, 0.02), residual writers N(0, 0.02 / sqrt(2 L)), biases 0, norm gains 1.
+    Drawn in float32 on the CPU in order of names, so every device and dtype starts the same."""
+    gen = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        if ".ln_" in f".{name}" or name.endswith("bias"):
+            p.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        writer = name.endswith((".o.weight", ".down.weight"))
+        std = 0.02 / math.sqrt(2 * model.cfg.n_layer) if writer else 0.02
+        p.copy_(torch.empty(p.shape).normal_(0.0, std, generator=gen))
+
+
+def count_parameters(cfg: GPTConfig) -> int:
+    """All parameters, a tied head once."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in GPT(cfg, seed=None).parameters())
+
+
+def flops_per_token(cfg: GPTConfig, backward: bool = True) -> int:
+    """Matrix-product FLOPs per token: 2 per weight in a product (the head included, embeddings and
+    norms not), and 4 T H K per layer for scores and mixing, counted over the full T x T square
+    (PaLM appendix B, arXiv 2204.02311). With the backward pass, three times the forward."""
+    per_layer = (
+        4 * cfg.d_model**2 + (3 if cfg.activation == "swiglu" else 2) * cfg.d_model * cfg.d_ff
+    )
+    weights = cfg.n_layer * per_layer + cfg.vocab_size * cfg.d_model
+    forward = 2 * weights + 4 * cfg.n_layer * cfg.block_size * cfg.n_head * cfg.head_dim
+    return (3 if backward else 1) * forward
