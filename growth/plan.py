@@ -1,0 +1,88 @@
+"""What one growth step needs to know: its settings, the sizes before and after, the old weights.
+
+An operator is a module with one function, grow_tensor(plan, spec, params) -> the wide tensor of one
+named parameter. It sees a single parameter at a time (plus plan.weights for the norm it follows),
+so a checkpoint larger than memory can be streamed through it. Learned operators add
+init_params(plan); growth/learn.py trains what it returns and growth/apply.py folds the result.
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from errors import UserError
+from models.axes import Spec
+
+POLICIES = ("random", "zero", "convex", "tiled")
+
+
+@dataclass(frozen=True)
+class GrowConfig:
+    """Settings of one growth step; the defaults are the ones recipe section 8 names."""
+
+    operator: str = "srio"
+    attn: str = "random"  # policy of q, k, v, o: random | zero | convex | tiled
+    ffn: str = "random"  # policy of up, gate, down
+    embed: str = "random"  # policy of token and position embeddings and an untied head
+    cross: str = "random"  # old-new and new-old blocks of a tiled matrix: random | zero
+    dirichlet: float = 0.05  # concentration of the convex weights; small means near-copies
+    std: float = 0.02  # random fill; residual writers use std / sqrt(2 n_layer)
+    epsilon: float = 0.5  # gain of the new input block
+    epsilon_reading: str = "row-sum"  # row-sum | block
+    rotate_weights: bool = True
+    rotate_embeddings: bool = True
+    norm: str = "rotate"  # LayerNorm gains and shifts: rotate | keep | fold (into the readers)
+    seed: int = 0
+
+    def __post_init__(self):
+        choices = {name: POLICIES for name in ("attn", "ffn", "embed")} | {
+            "cross": ("random", "zero"),
+            "norm": ("rotate", "keep", "fold"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise UserError(
+                    f"grow.{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}"
+                )
+        for name in ("dirichlet", "std"):
+            value = getattr(self, name)
+            if not (np.isfinite(value) and value > 0):
+                raise UserError(f"grow.{name} is {value}; it must be a finite number > 0")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One growth step of one model.
+
+    sizes: space -> (old, new), for every space of the table that has a width; ages: the residual
+    width after each age, oldest first, ending in the new width; weights: the old tensors by name.
+    """
+
+    cfg: GrowConfig
+    specs: dict[str, Spec]
+    sizes: dict[str, tuple[int, int]]
+    head_dim: tuple[int, int]
+    n_layer: int
+    ages: tuple[int, ...]
+    weights: Mapping[str, torch.Tensor] = field(repr=False)
+    tied: bool = True
+
+    @property
+    def d_old(self) -> int:
+        return self.sizes["residual"][0]
+
+    @property
+    def d_new(self) -> int:
+        return self.sizes["residual"][1]
+
+    def size(self, space: str, tensor_size: int) -> tuple[int, int]:
+        """(old, new) of an axis; spaces without a width (vocab, position) keep the tensor's."""
+        return self.sizes.get(space, (tensor_size, tensor_size))
+
+    def rng(self, key: str) -> np.random.Generator:
+        """A generator of its own for every key: draws depend on neither order nor operator, so two
+        variants with one growth seed fill the same block with the same numbers."""
+        return np.random.Generator(np.random.Philox(key=[self.cfg.seed, zlib.crc32(key.encode())]))
