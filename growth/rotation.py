@@ -1,7 +1,7 @@
-"""The closed-form residual rotation: R = I + U (G - I) U^T, a low-rank update, never a dense matrix.
+"""The closed-form residual rotation: R = I + U (G - I) U^T, a low-rank update, never a dense R.
 
-A model that grew from d_0 to d_1 ... to d_k has k + 1 *ages*: the coordinates [0, d_0), [d_0, d_1),
-..., the oldest first. U (d_k x (k+1)) holds one unit all-ones vector per age, u_i = 1/sqrt(n_i) on
+A model that grew from d_0 to d_1 ... to d_k has k + 1 *ages*: the coordinates [0, d_0),
+[d_0, d_1), ..., the oldest first. U (d_k x (k+1)) holds one unit all-ones vector per age, u_i = 1/sqrt(n_i) on
 age i and 0 elsewhere, so U is orthonormal and R is orthogonal exactly when the small G is. With two
 ages and G the plane rotation by theta this is SRIO (recipe: the paper summary, "Mecanismo"):
 
@@ -21,7 +21,8 @@ def theta(epsilon: float, d_old: int, d_new: int, reading: str = "row-sum") -> f
     """The angle (radians) that gives the new input block the gain epsilon.
 
     reading "row-sum": the new row of R^T's row-sum matrix sums to epsilon,
-        cos(t) - r sin(t) = epsilon,  r = sqrt(d_old / g),  t = arccos(epsilon / sqrt(1 + r^2)) - arctan(r);
+        cos(t) - r sin(t) = epsilon,  r = sqrt(d_old / g),
+        t = arccos(epsilon / sqrt(1 + r^2)) - arctan(r);
         epsilon = 1 is the identity, epsilon = 0 turns the all-ones direction onto u_old.
     reading "block": cos(t) = epsilon.
     Raises UserError when epsilon is not finite or out of the reading's range, naming the range.
@@ -52,7 +53,7 @@ def rotate(x: torch.Tensor, dim: int, ages: tuple[int, ...], G: torch.Tensor) ->
     """R x along `dim`, O(d) per vector; differentiable in x and G.
 
     ages: the width after each age, oldest first, ending in x.shape[dim]. Writers take W <- R W and
-    readers W <- W R^T: both are R applied to every vector along the residual axis, and so are gains.
+    readers W <- W R^T: both are R applied to every vector along the residual axis; so are gains.
     """
     x = x.movedim(dim, -1)
     sizes = [b - a for a, b in zip((0, *ages), ages, strict=False)]

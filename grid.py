@@ -1,0 +1,257 @@
+"""The ablation grid as data: variants, presets, and the runs they expand to.
+
+Nothing here trains. A Run is plain data that run_ablations.execute() carries out; two runs of one
+seed and stage differ in nothing but their variant: same parent, same batches, same evaluation.
+"""
+
+import dataclasses
+import re
+from dataclasses import asdict, dataclass, field, replace
+
+from errors import UserError
+from growth.plan import GrowConfig
+from models.gpt import GPTConfig, count_parameters, flops_per_token
+
+GATE_FRACTION = 40 / 880  # the paper's 2 shards of 20 M tokens out of 44 M x 20
+LAST_FRACTION = 20 / 880  # its training loss is the mean over the last shard
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the comparison. grow None: trained from scratch at the new width."""
+
+    line: str  # what it is
+    source: str  # paper | note | comparison | ours
+    grow: GrowConfig | None = None
+    gate: bool = False
+    budget: str = "tokens"  # tokens: the stage's; flops: the parent's FLOPs are spent here too
+    optimizer: str = "reset"
+
+
+PAPER = GrowConfig(operator="srio", attn="convex", ffn="tiled")
+VARIANTS = {
+    "scratch": Variant("wide model from scratch, the stage's tokens", "comparison"),
+    "scratch-flops": Variant(
+        "wide model from scratch, FLOPs of parent + stage", "comparison", budget="flops"
+    ),
+    "nrio": Variant("no operator, random new blocks: do nothing", "paper", GrowConfig("nrio")),
+    "nrio-policies": Variant(
+        "no operator, convex attention + tiled FFN", "paper", replace(PAPER, operator="nrio")
+    ),
+    "srio": Variant("closed-form rotation, random new blocks", "paper", GrowConfig("srio")),
+    "full": Variant("SRIO + convex attention + tiled FFN + gate", "paper", PAPER, gate=True),
+    "full-nogate": Variant("the full recipe without its gate", "paper", PAPER),
+    "zero-pad": Variant(
+        "old block copied, every new block zero", "comparison",
+        GrowConfig("nrio", attn="zero", ffn="zero", embed="zero"),
+    ),
+}  # fmt: skip
+MAIN = tuple(VARIANTS)  # the main table's eight
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One protocol. widths: the parent's, then one per growth stage."""
+
+    line: str
+    source: str
+    tokenizer: str
+    model: GPTConfig
+    widths: tuple[int, ...]
+    seeds: tuple[int, ...]
+    batch_size: int  # sequences per optimizer step
+    lr: dict[str, float]  # by family: parent, scratch, grown
+    tokens: tuple[int, ...] = ()  # per width; empty means 20 per parameter
+    variants: tuple[str, ...] = MAIN
+    last_fraction: float = LAST_FRACTION
+    evals: int = 20
+    eval_tokens: int = 16_384
+    train: dict = field(default_factory=dict)  # further TrainConfig fields
+
+    def config(self, stage: int) -> GPTConfig:
+        return self.model if stage == 0 else self.model.widened(self.widths[stage])
+
+    def steps(self, stage: int) -> int:
+        tokens = self.tokens[stage] if self.tokens else 20 * count_parameters(self.config(stage))
+        return max(1, round(tokens / self.step_tokens))
+
+    @property
+    def step_tokens(self) -> int:
+        return self.batch_size * self.model.block_size
+
+    def flops(self, stage: int) -> int:
+        """Training FLOPs of the first stages up to and with `stage`, operators not counted."""
+        return sum(
+            self.steps(k) * self.step_tokens * flops_per_token(self.config(k))
+            for k in range(stage + 1)
+        )
+
+
+TINY = GPTConfig(vocab_size=2048, block_size=64, n_layer=4, n_head=4, head_dim=16, d_model=64)
+MINI = GPTConfig(vocab_size=1024, block_size=64, n_layer=4, n_head=4, head_dim=12, d_model=48)
+LR_SMALL = {"parent": 2e-3, "scratch": 2e-3, "grown": 2e-3}
+LR_PAPER = {"parent": 1e-3, "scratch": 1e-3, "grown": 1e-3}
+PRESETS = {
+    "tiny": Preset(
+        "the paper's table in miniature, minutes on 2 CPU cores",
+        "speeches", "bpe:2048", TINY, (64, 96), (0, 1), 16, LR_SMALL,
+        tokens=(1_000_000, 400_000), last_fraction=0.1, evals=16,
+    ),
+    "mini": Preset(
+        "20 tokens per parameter and 5 paired seeds, for claims on a CPU",
+        "speeches", "bpe:1024", MINI, (48, 72), (0, 1, 2, 3, 4), 16, LR_SMALL,
+    ),
+    "mini-chain": Preset(
+        "repeated growth on a CPU: 48 -> 72 -> 96",
+        "speeches", "bpe:1024", MINI, (48, 72, 96), (0, 1, 2, 3, 4), 16, LR_SMALL,
+    ),
+    "paper": Preset(
+        "the paper's headline: 24 M -> 44 M on GPT-2 BPE, 20 tokens per parameter",
+        "openwebtext", "gpt2", GPTConfig(), (256, 384), (0, 1, 2, 3, 4), 128, LR_PAPER,
+        evals=40, eval_tokens=1_048_576, train={"micro_batch": 64, "compile": True},
+    ),
+    "paper-chain": Preset(
+        "the paper's repeated growth: 24 M -> 44 M -> 70 M -> 101 M -> 119 M",
+        "openwebtext", "gpt2", GPTConfig(), (256, 384, 512, 640, 704), (0, 1, 2, 3, 4), 128,
+        LR_PAPER, variants=("scratch", "nrio", "full"),
+        evals=40, eval_tokens=1_048_576, train={"micro_batch": 64, "compile": True},
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, as data. needs: the run whose final checkpoint it grows from, or None."""
+
+    run_id: str
+    variant: str
+    seed: int
+    stage: int
+    needs: str | None
+    d_model: int
+    train: dict  # TrainConfig fields but for out, data and init
+    grow: dict | None
+    optimizer: str = "reset"
+
+    @property
+    def tokens(self) -> int:
+        return self.train["steps"] * self.train["batch_size"] * self.train["model"]["block_size"]
+
+    @property
+    def flops(self) -> int:
+        """Training FLOPs of this stage; the parent's and the operator's are counted in its row."""
+        return self.tokens * flops_per_token(GPTConfig(**self.train["model"]))
+
+
+def expand_grid(preset_name: str, variants: list[str], seeds: list[int]) -> list[Run]:
+    """Every run of the grid, parents before children; `variants` may carry overrides
+    ("srio@epsilon=0.25@lr=0.001")."""
+    preset = find(PRESETS, preset_name, "preset")
+    runs = []
+    for seed in seeds:
+        parsed = [(name, *parse_variant(name)) for name in variants]
+        if any(variant.grow for _, variant, _ in parsed):
+            runs.append(make_run(preset, "parent", Variant("", ""), {}, seed, 0))
+        for name, variant, overrides in parsed:
+            for stage in range(1, len(preset.widths)):
+                runs.append(make_run(preset, name, variant, overrides, seed, stage))
+    return runs
+
+
+def make_run(
+    preset: Preset, name: str, variant: Variant, overrides: dict, seed: int, stage: int
+) -> Run:
+    cfg, steps = preset.config(stage), preset.steps(stage)
+    if variant.budget == "flops":
+        steps = round(preset.flops(stage) / (preset.step_tokens * flops_per_token(cfg)))
+    family = "parent" if stage == 0 else "grown" if variant.grow else "scratch"
+    train = {
+        "model": asdict(cfg),
+        "steps": steps,
+        "batch_size": preset.batch_size,
+        "seed": seed,
+        "data_seed": 1000 * seed + stage,  # every variant of a stage sees the same batches
+        "lr": preset.lr[family],
+        "warmup_steps": max(1, steps // 20),
+        "eval_every": max(1, preset.steps(stage) // preset.evals),
+        "eval_tokens": preset.eval_tokens,
+        "save_every": max(1, steps // 10),
+        "last_tokens": round(preset.last_fraction * steps * preset.step_tokens),
+        **preset.train,
+        **overrides,
+    }
+    if variant.gate:
+        train["gate_steps"] = max(1, round(GATE_FRACTION * train["steps"]))
+        train["gate_d_old"] = preset.widths[stage - 1]
+    grow = asdict(replace(variant.grow, seed=seed)) if variant.grow else None
+    suffix = f"-g{stage}" if len(preset.widths) > 2 and stage else ""
+    run_id = f"{name}-s{seed}{suffix}"
+    needs = None
+    if grow:
+        needs = f"parent-s{seed}" if stage == 1 else f"{name}-s{seed}-g{stage - 1}"
+    return Run(run_id, name, seed, stage, needs, cfg.d_model, train, grow, variant.optimizer)
+
+
+def find(table: dict, name: str, what: str):
+    if name not in table:
+        raise UserError(f"{what} {name!r} is unknown; choose one of {', '.join(table)}")
+    return table[name]
+
+
+def parse_variant(text: str) -> tuple[Variant, dict]:
+    """ "name@key=value@..." -> the variant with its growth settings changed, and the training
+    settings to change. Keys are GrowConfig fields, lr and steps-like TrainConfig numbers, `gate`
+    and `optimizer`."""
+    name, *pairs = text.split("@")
+    variant, train = find(VARIANTS, name, "variant"), {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not re.fullmatch(r"[\w.,+-]+", value):
+            raise UserError(f"override {pair!r} in {text!r} must read key=value, e.g. lr=0.001")
+        if key in ("gate", "optimizer"):
+            variant = replace(variant, **{key: convert(value, getattr(variant, key), text)})
+        elif key in TRAIN_KEYS:
+            train[key] = convert(value, TRAIN_KEYS[key], text)
+        elif variant.grow and key in {f.name for f in dataclasses.fields(GrowConfig)} - {"seed"}:
+            value = convert(value, getattr(variant.grow, key), text)
+            variant = replace(variant, grow=replace(variant.grow, **{key: value}))
+        else:
+            known = [f.name for f in dataclasses.fields(GrowConfig)] if variant.grow else []
+            raise UserError(
+                f"override key {key!r} in {text!r} is unknown; choose one of "
+                f"{', '.join([*TRAIN_KEYS, 'gate', 'optimizer', *known])}"
+            )
+    return variant, train
+
+
+TRAIN_KEYS = {"lr": 0.0, "weight_decay": 0.0, "min_lr_ratio": 0.0, "schedule": "", "clip": 0.0}
+
+
+def convert(value: str, like, text: str):
+    """`value` as the type of `like`; a bool is true/false, a tuple comma-separated numbers."""
+    try:
+        if isinstance(like, bool):
+            return {"true": True, "false": False}[value.lower()]
+        if isinstance(like, tuple):
+            return tuple(float(v) for v in value.split(","))
+        return type(like)(value)
+    except (ValueError, KeyError):
+        kind = type(like).__name__
+        raise UserError(f"value {value!r} in {text!r} is no {kind}; e.g. {like!r}") from None
+
+
+def parse_seeds(text: str, default: tuple[int, ...]) -> list[int]:
+    """ "0-4" or "0,2,5" -> seeds, ascending and unique."""
+    if not text:
+        return list(default)
+    if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text):
+        raise UserError(f"--seeds is {text!r}; write 0-4 or 0,1,2 (whole numbers >= 0)")
+    seeds = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        seeds |= set(range(int(first), int(last or first) + 1))
+    if len(seeds) > 1000 or not seeds:
+        raise UserError(
+            f"--seeds {text!r} names {len(seeds)} seeds; between 1 and 1000 are allowed"
+        )
+    return sorted(seeds)
