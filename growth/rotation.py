@@ -1,9 +1,9 @@
 """The closed-form residual rotation: R = I + U (G - I) U^T, a low-rank update, never a dense R.
 
 A model that grew from d_0 to d_1 ... to d_k has k + 1 *ages*: the coordinates [0, d_0),
-[d_0, d_1), ..., the oldest first. U (d_k x (k+1)) holds one unit all-ones vector per age, u_i = 1/sqrt(n_i) on
-age i and 0 elsewhere, so U is orthonormal and R is orthogonal exactly when the small G is. With two
-ages and G the plane rotation by theta this is SRIO (recipe: the paper summary, "Mecanismo"):
+[d_0, d_1), ..., the oldest first. U (d_k x (k+1)) holds one unit all-ones vector per age,
+u_i = 1/sqrt(n_i) on age i and 0 elsewhere, so U is orthonormal and R is orthogonal exactly when the
+small G is. With two ages and G the plane rotation by theta this is SRIO (paper summary, method 1):
 
     R u_old = cos(theta) u_old + sin(theta) u_grow.
 """
