@@ -1,0 +1,316 @@
+"""Checkpoints: one folder of safetensors and JSON, written whole or not at all.
+
+    model.safetensors      weights by plain name; a tied head is stored once, as wte.weight
+    optimizer.safetensors  Adam moments by name: "<parameter>/exp_avg", "<parameter>/exp_avg_sq"
+    state.json             format, version, size and sha256 of each file, and `meta` (readable)
+
+A folder is written beside its place and renamed, every file and folder fsynced, so a kill at any
+moment leaves the old checkpoint or the new one. Reading trusts nothing: sizes and hashes come
+first, safetensors after; nothing is ever unpickled. Every refusal is a UserError.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from errors import UserError
+from models.gpt import GPTConfig
+
+FORMAT, VERSION = "gpt-growth-checkpoint", 1
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+MAX_JSON = 8 << 20  # bytes; real ones are a few tens of kB
+MAX_HEADER = 16 << 20  # bytes of a safetensors header; a 1,000-layer model needs about 2 MB
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+STEP = re.compile(r"step_(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint: tensors by name, meta, sha256 of model.safetensors, where it lies."""
+
+    model: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor] | None
+    meta: dict
+    hash: str
+    folder: Path
+    optimizer_hash: str | None = None
+
+
+def save(
+    folder: Path,
+    model: dict[str, torch.Tensor],
+    meta: dict,
+    optimizer: dict[str, torch.Tensor] | None = None,
+    force: bool = False,
+) -> str:
+    """Write a checkpoint folder atomically; the sha256 of its weights file.
+
+    Raises UserError where `folder` exists and `force` is not set; OSError as the disk gives it.
+    """
+    folder = Path(folder)
+    if folder.exists() and not force:
+        raise UserError(f"{folder} exists; remove it or choose another place for the checkpoint")
+    tmp = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    shutil.rmtree(tmp, ignore_errors=True)
+    try:
+        tmp.mkdir(parents=True)
+        files = {MODEL: write_file(tmp / MODEL, pack(model))}
+        if optimizer is not None:
+            files[OPTIMIZER] = write_file(tmp / OPTIMIZER, pack(optimizer))
+        state = {"format": FORMAT, "version": VERSION, "files": files}
+        state |= {"meta_sha256": hash_json(meta), "meta": meta}
+        write_file(tmp / STATE, json.dumps(state, indent=1, allow_nan=False).encode())
+        sync_folder(tmp)
+        publish(tmp, folder)
+    except BaseException:
+        shutil.rmtree(tmp, ignore_errors=True)
+        raise
+    return files[MODEL]["sha256"]
+
+
+def load(folder: Path) -> Checkpoint:
+    """Read and verify a checkpoint; whatever is wrong with it is a UserError that names it."""
+    folder = Path(folder)
+    state = read_state(folder)
+    parts = {name: read_tensors(folder / name, entry) for name, entry in state["files"].items()}
+    hashes = {name: entry["sha256"] for name, entry in state["files"].items()}
+    return Checkpoint(
+        parts[MODEL],
+        parts.get(OPTIMIZER),
+        state["meta"],
+        hashes[MODEL],
+        folder,
+        hashes.get(OPTIMIZER),
+    )
+
+
+def newest(run_dir: Path) -> Checkpoint | None:
+    """The newest sound `step_XXXXXXXX` of a run, or None. A damaged one is skipped, and said so."""
+    for folder in steps(run_dir):
+        try:
+            return load(folder)
+        except UserError as error:
+            print(f"skipping {folder.name}: {error}", file=sys.stderr)
+    return None
+
+
+def steps(run_dir: Path) -> list[Path]:
+    """The step folders of a run, newest first."""
+    found = [p for p in Path(run_dir).glob("step_*") if STEP.fullmatch(p.name) and p.is_dir()]
+    return sorted(found, key=lambda p: int(p.name[5:]), reverse=True)
+
+
+def prune(run_dir: Path, keep: int = 2) -> None:
+    """Delete all but the newest `keep` step folders, and what killed writers left behind."""
+    run_dir = Path(run_dir)
+    for folder in steps(run_dir)[keep:]:
+        # renamed first: a kill while deleting never leaves half a checkpoint under a real name
+        os.rename(folder, run_dir / f".{folder.name}.old-{os.getpid()}")
+    for rest in [*run_dir.glob(".*.tmp-*"), *run_dir.glob(".*.old-*")]:
+        shutil.rmtree(rest, ignore_errors=True) if rest.is_dir() else rest.unlink(missing_ok=True)
+
+
+def model_config(ckpt: Checkpoint) -> GPTConfig:
+    """The GPTConfig of a checkpoint; UserError where it is not one or disagrees with the weights.
+
+    The sizes are compared with tensors that really exist, so an absurd config cannot allocate.
+    """
+    raw, known = ckpt.meta.get("config"), {f.name for f in fields(GPTConfig)}
+    if not isinstance(raw, dict) or set(raw) - known or not known & set(raw):
+        raise UserError(f"{ckpt.folder}: its config is no GPT config of this project")
+    try:
+        cfg = GPTConfig(**raw)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(f"{ckpt.folder}: its config is no GPT config ({error})") from None
+    layers = len({name.split(".")[1] for name in ckpt.model if name.startswith("h.")})
+    found = (*getattr(ckpt.model.get("wte.weight"), "shape", ()), layers)
+    if found != (cfg.vocab_size, cfg.d_model, cfg.n_layer) or cfg.block_size > 1 << 20:
+        raise UserError(
+            f"{ckpt.folder}: config says vocab_size, d_model, n_layer = {cfg.vocab_size}, "
+            f"{cfg.d_model}, {cfg.n_layer} (context {cfg.block_size}) but the weights have {found}"
+        )
+    return cfg
+
+
+def load_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor], source: str) -> None:
+    """Copy tensors into a model, every name exactly once and of its shape; else a UserError."""
+    own = model.state_dict()
+    wrong = sorted(set(own) ^ set(tensors))
+    wrong += [k for k in own if k in tensors and own[k].shape != tensors[k].shape]
+    if wrong:
+        raise UserError(
+            f"{source}: {len(wrong)} weights are missing, unknown or of another shape "
+            f"(first: {wrong[0]}); it belongs to another model config"
+        )
+    model.load_state_dict(tensors)
+
+
+# ---- writing
+
+
+def pack(tensors: dict[str, torch.Tensor]) -> bytes:
+    """safetensors bytes, the same for the same tensors. Wrapper prefixes never reach the disk."""
+    return safetensors.torch.save({plain_name(k): own_storage(v) for k, v in tensors.items()})
+
+
+def model_hash(tensors: dict[str, torch.Tensor]) -> str:
+    """The sha256 that save() will give these weights."""
+    return hashlib.sha256(pack(tensors)).hexdigest()
+
+
+def plain_name(name: str) -> str:
+    """A parameter's own name, without what torch.compile and DDP wrap around it."""
+    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+
+
+def own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
+
+
+def write_file(path: Path, data: bytes) -> dict:
+    """Write and fsync; its entry {"bytes", "sha256"} for state.json."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def publish(tmp: Path, folder: Path) -> None:
+    """Give a finished folder its name, replacing an older one."""
+    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(tmp, folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, value: object, durable: bool = True) -> None:
+    """Replace a JSON file atomically; `durable` also survives a power cut (fsync)."""
+    tmp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    data = (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+    write_file(tmp, data) if durable else tmp.write_bytes(data)
+    os.replace(tmp, path)
+    if durable:
+        sync_folder(path.parent)
+
+
+def hash_json(value: object) -> str:
+    """sha256 of canonical JSON (sorted keys, no spaces)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+# ---- reading
+
+
+def read_json(path: Path, limit: int = MAX_JSON) -> dict:
+    """A JSON object from an untrusted file: bounded size and depth, no NaN; else a UserError."""
+    try:
+        size = path.stat().st_size if path.is_file() else None
+        if size is None:
+            raise UserError(f"{path} is missing; is this the right folder?")
+        if size > limit:
+            raise UserError(f"{path} has {size} bytes, more than the {limit} a real one may have")
+        value = json.loads(path.read_bytes(), parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no valid JSON ({error}); it is damaged or not ours") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a {type(value).__name__}, not an object; it is not ours")
+    return value
+
+
+def refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not allowed")
+
+
+def read_state(folder: Path) -> dict:
+    """state.json, checked for format, version, structure and its own hash."""
+    if not folder.is_dir():
+        raise UserError(f"no checkpoint at {folder}: it must be a folder holding {STATE}")
+    if not (folder / STATE).is_file():
+        raise UserError(f"{folder} is not a checkpoint of this project: it has no {STATE}")
+    state = read_json(folder / STATE)
+    if state.get("format") != FORMAT:
+        raise UserError(
+            f"{folder} is not a checkpoint of this project: its format is {state.get('format')!r}, "
+            f"needed is {FORMAT!r}"
+        )
+    if state.get("version") != VERSION:
+        raise UserError(
+            f"{folder} has checkpoint version {state.get('version')!r}; this code reads {VERSION}"
+        )
+    if not (isinstance(state.get("meta"), dict) and are_files(state.get("files"))):
+        raise UserError(f"{folder / STATE} lacks meta or a proper list of files; it is damaged")
+    if state.get("meta_sha256") != hash_json(state["meta"]):
+        raise UserError(f"{folder / STATE} was altered: its meta does not have the stated sha256")
+    return state
+
+
+def are_files(files: object) -> bool:
+    """A map of our two file names (no other path is ever opened) to {"bytes", "sha256"}."""
+    return (
+        isinstance(files, dict)
+        and {MODEL} <= set(files) <= {MODEL, OPTIMIZER}
+        and all(
+            isinstance(entry, dict)
+            and type(entry.get("bytes")) is int
+            and isinstance(entry.get("sha256"), str)
+            for entry in files.values()
+        )
+    )
+
+
+def read_tensors(path: Path, entry: dict) -> dict[str, torch.Tensor]:
+    """Tensors of a safetensors file whose size and sha256 are as state.json says."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing; the checkpoint is incomplete")
+    size = path.stat().st_size
+    if size != entry["bytes"]:
+        raise UserError(f"{path} has {size} bytes, {entry['bytes']} were written: it is truncated")
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        if size < 8 or header > min(size - 8, MAX_HEADER):
+            raise UserError(f"{path} claims a header of {header} bytes in a file of {size}")
+    if hash_file(path) != entry["sha256"]:
+        raise UserError(f"{path} was altered: its sha256 is not the one that was written")
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as e:
+        raise UserError(f"{path} is no sound safetensors file ({type(e).__name__}: {e})") from None
+    check_tensors(path, tensors.items())
+    return tensors
+
+
+def check_tensors(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    for name, tensor in tensors:
+        if tensor.dtype not in FLOATS or plain_name(name) != name:
+            raise UserError(f"{path}: {name} ({tensor.dtype}) is no weight or moment of ours")
