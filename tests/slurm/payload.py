@@ -1,0 +1,73 @@
+"""A run without a model: it counts to `spec["steps"]`, one file write per step, and resumes.
+
+Called in jobs as `run(out, run_id, spec)`, like `run_ablations.execute`. It behaves as training
+does: SIGUSR1, SIGUSR2 and SIGTERM save within one step and raise `Interrupted`.
+"""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from cluster import write_json
+from errors import UserError
+
+
+class Interrupted(Exception):
+    """Saved because of `signum`."""
+
+    def __init__(self, signum: int):
+        super().__init__(f"saved after signal {signum}")
+        self.signum = signum
+
+
+def run(out: str, run_id: str, spec: dict) -> None:
+    """Count from the last saved step; `<out>/<run_id>/done.json` when finished."""
+    if spec.get("fail"):
+        raise UserError(spec["fail"])
+    if spec.get("die"):
+        os._exit(spec["die"])
+    folder = Path(out) / run_id
+    folder.mkdir(exist_ok=True)
+    step, starts = _load(folder)
+    caught: list[int] = []
+    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+    before = {n: signal.signal(n, lambda n, _: caught.append(n)) for n in numbers}
+    starts.append({"step": step, "pid": os.getpid(), "threads": os.environ.get("OMP_NUM_THREADS")})
+    try:
+        while step < spec.get("steps", 3):
+            time.sleep(spec.get("sleep", 0.05))
+            step += 1
+            write_json(folder / "count.json", {"step": step, "starts": starts})
+            if caught:
+                raise Interrupted(caught[0])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    write_json(folder / "done.json", {"step": step, "starts": starts, "spec": spec})
+
+
+def _load(folder: Path) -> tuple[int, list[dict]]:
+    if not (folder / "count.json").exists():
+        return 0, []
+    saved = json.loads((folder / "count.json").read_text())
+    return saved["step"], saved["starts"]
+
+
+def add_ranks(out: str, run_id: str, spec: dict) -> None:
+    """Two or more tasks: all-reduce of rank + 1 over gloo; every rank writes what it got."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total)
+    folder = Path(out) / run_id
+    folder.mkdir(exist_ok=True)
+    here = {"sum": total.item(), "world": dist.get_world_size(), "local": os.environ["LOCAL_RANK"]}
+    write_json(folder / f"rank{dist.get_rank()}.json", here)
+    dist.barrier()
+    dist.destroy_process_group()
+    if os.environ["RANK"] == "0":
+        write_json(folder / "done.json", here)
