@@ -1,0 +1,286 @@
+"""Rows to tables: one line per variant and stage, with paired statistics, costs and claims.
+
+    python aggregate.py results/tiny
+
+reads results/tiny/rows/*.json, prints the loss table and writes table.csv, table.md, claims.md.
+Losses are nats per token. A difference is variant - baseline, paired by seed: negative is better.
+"""
+
+import math
+import os
+import tempfile
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import tyro
+
+from claims import claims, scale
+from errors import UserError, exit_on_user_error
+from paired import contrast, estimate, values_by_seed
+from rows import by_stage, load_rows, matched, number
+
+BASELINE = "nrio"
+# The order of variants in tables and pictures; variants not named here follow, by name.
+ORDER = (
+    *("parent", "scratch", "scratch-flops", "nrio", "nrio-convex", "nrio-tiled", "nrio-policies"),
+    *("zero-pad", "net2net", "aki", "sparkling", "lossless", "exact-srio", "srio", "srio-gate"),
+    *("srio-lo", "srio-rotate-only", "srio-gamma-only", "mrio", "mrio-lo", "lrio-orth", "lrio"),
+    *("lrio-gate", "ligo", "full-nogate", "full"),
+)
+
+
+@dataclass(frozen=True)
+class AggregateConfig:
+    """Rows of finished runs to table.csv, table.md and claims.md."""
+
+    folder: tyro.conf.Positional[Path]  # a results folder, e.g. results/tiny
+    baseline: str = BASELINE  # the variant that all others are paired with
+    out: Path | None = None  # where to write; default: the results folder
+    allow_missing: bool = False  # use the seeds common to all variants instead of refusing
+
+
+def variant_key(variant: str) -> tuple:
+    """Sort key of variants: scratch first, then by family, then unknown ones by name."""
+    return (ORDER.index(variant) if variant in ORDER else len(ORDER), variant)
+
+
+def table(rows: list[dict], baseline: str = BASELINE, allow_missing: bool = False) -> pd.DataFrame:
+    """One line per (stage, variant); undefined numbers are NaN. `df.attrs` holds baseline, notes.
+
+    Means and CIs are over the seeds that finished (`n`); `d_*` are paired differences to
+    `baseline`. Raises UserError when rows may not be compared or no stage has the baseline.
+    """
+    rows, notes = matched(rows, allow_missing)
+    variants = sorted({row["variant"] for row in rows}, key=variant_key)
+    if baseline not in variants:
+        raise UserError(
+            f"baseline {baseline!r} has no row; choose --baseline from: {', '.join(variants)}"
+        )
+    records = []
+    for stage, group in by_stage(rows):
+        for variant in sorted({row["variant"] for row in group}, key=variant_key):
+            records.append(_record(stage, variant, group, baseline))
+    df = pd.DataFrame.from_records(records)
+    scales = {stage: scale(group) for stage, group in by_stage(rows)}
+    df.attrs = {"baseline": baseline, "notes": notes, "scales": scales}
+    return df
+
+
+def _record(stage: int | str, variant: str, group: list[dict], baseline: str) -> dict:
+    own = [row for row in group if row["variant"] == variant]
+    done = [row for row in own if row["status"] == "done"]
+    record = {"stage": stage, "variant": variant, "n": len(done)}
+    record["seeds"] = " ".join(str(row["seed"]) for row in done)
+    record |= {status: sum(r["status"] == status for r in own) for status in ("diverged", "failed")}
+    for name, metric in (("train", "metrics.train_loss"), ("val", "metrics.val_loss")):
+        mean = estimate(values_by_seed(own, variant, metric))
+        record |= {f"{name}_loss": mean.mean, f"{name}_loss_ci": mean.half}
+        record |= _difference(name, variant, baseline, metric, group)
+    record |= _reach(variant, group)
+    for name, path in COSTS.items():
+        record[name] = estimate(values_by_seed(own, variant, path)).mean
+    return record
+
+
+# Column -> where it stands in a row; the mean over finished seeds. spike = loss right after growth
+# minus the parent's final loss (nats/token).
+COSTS = {
+    "spike": "metrics.spike",
+    "d_model": "d_model",
+    "params": "params",
+    "tokens_stage": "tokens.stage",
+    "tokens_operator": "tokens.operator",
+    "tokens_parent": "tokens.parent",
+    "flops_parent": "flops.parent",
+    "flops_operator": "flops.operator",
+    "flops_stage": "flops.stage",
+    "flops_total": "flops.total",
+    "tokens_per_s": "tokens_per_s",
+    "wall_s": "wall_s",
+}
+
+
+def _difference(name: str, variant: str, baseline: str, metric: str, group: list[dict]) -> dict:
+    """Columns of the paired difference variant - baseline; the baseline's own are undefined."""
+    itself = variant == baseline
+    found = estimate({}) if itself else contrast(group, {variant: 1, baseline: -1}, metric)
+    columns = (f"d_{name}", f"d_{name}_ci", f"d_{name}_p", f"d_{name}_n")
+    return dict(zip(columns, (found.mean, found.half, found.p, found.n), strict=True))
+
+
+def _reach(variant: str, group: list[dict]) -> dict:
+    """How soon a grown variant reaches the final validation loss of `scratch` of the same seed.
+
+    The mean exists only when every seed reaches it: a mean over those that do would flatter.
+    """
+    target = values_by_seed(group, "scratch", "metrics.val_loss")
+    budget = values_by_seed(group, "scratch", "tokens.stage")
+    own = [r for r in group if r["variant"] == variant and r["status"] == "done" and r["parent"]]
+    found = {r["seed"]: tokens_to_reach(r, target[r["seed"]]) for r in own if r["seed"] in target}
+    reached = {seed: tokens for seed, tokens in found.items() if math.isfinite(tokens)}
+    complete = bool(found) and len(reached) == len(found)
+    saving = {s: 100 * (1 - t / budget[s]) for s, t in reached.items() if budget[s] > 0}
+    return {
+        "reach_tokens": estimate(reached).mean if complete else math.nan,
+        "reach_saving_pct": estimate(saving).mean if complete else math.nan,
+        "reach_seeds": f"{len(reached)}/{len(found)}" if found else "",
+    }
+
+
+def tokens_to_reach(row: dict, target: float) -> float:
+    """Tokens (operator's + stage's) until the validation curve first is <= target; NaN if never.
+
+    Linear between evaluations. The parent's tokens are not counted: the parent exists already.
+    """
+    tokens, losses = row["curve"]["val_tokens"], row["curve"]["val"]
+    operator = number(row, "tokens.operator")
+    for i, loss in enumerate(losses):
+        if loss > target:
+            continue
+        if i == 0:
+            return operator + tokens[0]
+        part = (losses[i - 1] - target) / (losses[i - 1] - loss)
+        return operator + tokens[i - 1] + part * (tokens[i] - tokens[i - 1])
+    return math.nan
+
+
+# ---- print and write ---------------------------------------------------------------------------
+
+
+def markdown(df: pd.DataFrame) -> str:
+    """The table as aligned markdown, readable as plain text: per stage losses, then costs."""
+    lines = []
+    for stage, group in df.groupby("stage", sort=False):
+        lines += [f"## Stage {stage}: {df.attrs['scales'][stage]}", ""]
+        lines += [*_aligned(_loss_cells(group)), ""]
+        lines += [*_aligned(_cost_cells(group)), ""]
+    return "\n".join(lines + _legend(df)) + "\n"
+
+
+def print_table(df: pd.DataFrame) -> None:
+    """Print one compact table per stage to stdout; table.md has every column."""
+    for stage, group in df.groupby("stage", sort=False):
+        print(f"Stage {stage}: {df.attrs['scales'][stage]}\n")
+        losses, costs = _loss_cells(group), _cost_cells(group)
+        cells = losses[["variant", "n", "val loss", "Δ val", "Δ train", "spike"]]
+        cells = cells.join(costs[["stage tokens", "total FLOPs"]])
+        print("\n".join(_aligned(cells)), end="\n\n")
+    print("\n".join(_legend(df)), flush=True)
+
+
+def write_table(df: pd.DataFrame, folder: Path) -> None:
+    """Write table.csv (full precision, empty = undefined) and table.md into `folder`."""
+    write_atomic(folder / "table.csv", df.to_csv(index=False).encode())
+    write_atomic(folder / "table.md", markdown(df).encode())
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a whole file or nothing: temp file in the same folder, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temp, 0o644)  # mkstemp makes files that only their owner can read
+        os.replace(temp, path)
+    except BaseException:
+        Path(temp).unlink(missing_ok=True)
+        raise
+
+
+def _legend(df: pd.DataFrame) -> list[str]:
+    text = (
+        "Losses in nats/token: mean ± 95 % CI over n seeds. "
+        f"Δ = variant − {df.attrs['baseline']}, paired by seed, ± 95 % CI (Student t); negative is "
+        "better. p is two-sided; neither it nor the CI is corrected for the number of comparisons. "
+        "— = undefined (one seed has no interval). Train = mean over the last tokens of the stage. "
+        "Spike = validation loss right after growth − the parent's final one. To scratch = stage "
+        "and operator tokens until scratch's final validation loss, and the share of scratch's "
+        "stage tokens saved; the parent's own tokens are not counted. Total FLOPs = parent + "
+        "operator + stage."
+    )
+    notes = [textwrap.fill(f"- {note}", 100, subsequent_indent="  ") for note in df.attrs["notes"]]
+    return [textwrap.fill(text, 100), *([""] if notes else []), *notes]
+
+
+def _loss_cells(group: pd.DataFrame) -> pd.DataFrame:
+    cells = pd.DataFrame({"variant": group["variant"], "n": [_n(r) for _, r in group.iterrows()]})
+    for name in ("val", "train"):
+        loss = f"{name}_loss"
+        cells[f"{name} loss"] = _with_ci(group[loss], group[f"{loss}_ci"], "{:.4f}")
+        cells[f"Δ {name}"] = _with_ci(group[f"d_{name}"], group[f"d_{name}_ci"], "{:+.4f}")
+        cells[f"p ({name})"] = [_p(p) for p in group[f"d_{name}_p"]]
+    cells["spike"] = [_text(v, "{:+.3f}") for v in group["spike"]]
+    cells["to scratch"] = [_reach_text(r) for _, r in group.iterrows()]
+    return cells
+
+
+def _cost_cells(group: pd.DataFrame) -> pd.DataFrame:
+    cells = pd.DataFrame({"variant": group["variant"]})
+    cells["width"] = [_text(v, "{:.0f}") for v in group["d_model"]]
+    for name in ("params", "tokens_stage", "tokens_operator"):
+        cells[name.replace("tokens_", "") + " tokens" * (name != "params")] = [
+            _text(v / 1e6, "{:.3g} M") for v in group[name]
+        ]
+    for part in ("parent", "operator", "stage", "total"):
+        cells[f"{part} FLOPs"] = [_text(v, "{:.3g}") for v in group[f"flops_{part}"]]
+    cells["tokens/s"] = [_text(v, "{:,.0f}") for v in group["tokens_per_s"]]
+    cells["wall s"] = [_text(v, "{:,.1f}") for v in group["wall_s"]]
+    return cells
+
+
+def _n(record: pd.Series) -> str:
+    """Finished seeds, and those that are not, so that nobody overlooks a diverged run."""
+    lost = [f"{record[s]} {s}" for s in ("diverged", "failed") if record[s]]
+    return str(record["n"]) + (f" (+{', '.join(lost)})" if lost else "")
+
+
+def _with_ci(means: pd.Series, halves: pd.Series, form: str) -> list[str]:
+    pairs = zip(means, halves, strict=True)
+    return [f"{_text(m, form)} ± {_text(h, '{:.4f}')}" if m == m else "—" for m, h in pairs]
+
+
+def _text(value: float, form: str) -> str:
+    return form.format(value) if math.isfinite(value) else "—"
+
+
+def _p(p: float) -> str:
+    return "<0.001" if p < 0.001 else _text(p, "{:.3f}")
+
+
+def _reach_text(record: pd.Series) -> str:
+    if not record["reach_seeds"]:
+        return "—"
+    if not math.isfinite(record["reach_tokens"]):
+        return f"not reached ({record['reach_seeds']} seeds)"
+    return f"{record['reach_tokens'] / 1e6:.3g} M ({record['reach_saving_pct']:.0f} % saved)"
+
+
+def _aligned(cells: pd.DataFrame) -> list[str]:
+    """Markdown lines with padded columns: the first left, the others right."""
+    columns = [[name, *cells[name].astype(str)] for name in cells]
+    widths = [max(map(len, column)) for column in columns]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    padded = [[text.ljust(widths[0]) for text in columns[0]]]
+    padded += [[text.rjust(w) for text in c] for c, w in zip(columns[1:], widths[1:], strict=True)]
+    lines = [list(line) for line in zip(*padded, strict=True)]
+    return [f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]]]
+
+
+def main() -> None:
+    cfg = tyro.cli(AggregateConfig, description=__doc__)
+    rows = load_rows(cfg.folder)
+    df = table(rows, cfg.baseline, cfg.allow_missing)
+    text = claims(rows, cfg.allow_missing)  # before the first write: all of it or nothing
+    out = cfg.out or cfg.folder
+    write_table(df, out)
+    write_atomic(out / "claims.md", text.encode())
+    print_table(df)
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)

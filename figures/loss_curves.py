@@ -1,0 +1,182 @@
+"""Validation loss from growth on, one line per variant, one picture per stage.
+
+    python figures/loss_curves.py results/tiny --out figures/tiny
+
+Left: the whole stage. Right: its last part, scaled to the grown variants, which end close to each
+other. Thick: mean over the seeds that finished; faint: each seed; a cross ends a diverged run.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import matplotlib.pyplot as plt
+import numpy as np
+import tyro
+from matplotlib.axes import Axes
+
+from aggregate import variant_key
+from errors import UserError, exit_on_user_error
+from figures import style
+from rows import by_stage, load_rows, matched
+
+ZOOM = 0.6  # the right panel starts at this share of the stage's tokens
+
+
+@dataclass(frozen=True)
+class CurvesConfig:
+    """Loss curves from growth on, as PNG and SVG."""
+
+    folder: tyro.conf.Positional[Path]  # a results folder, e.g. results/tiny
+    out: Path  # folder for the pictures
+    allow_missing: bool = False  # use the seeds common to all variants instead of refusing
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Mean validation loss (nats/token) of a variant at `tokens` (millions), and its seeds'."""
+
+    variant: str
+    tokens: np.ndarray
+    mean: np.ndarray
+    seeds: list[tuple[np.ndarray, np.ndarray]]
+    broken: list[tuple[np.ndarray, np.ndarray]]  # runs that did not finish
+    grown: bool
+
+
+def draw(rows: list[dict], out: Path, allow_missing: bool = False) -> list[Path]:
+    """One picture per stage that holds grown models; returns the files written."""
+    rows, _ = matched(rows, allow_missing)
+    stages = [(s, g) for s, g in by_stage(rows) if any(row["parent"] for row in g)]
+    if not stages:
+        raise UserError("no row has a parent: nothing was grown; run the grown variants first")
+    style.setup()
+    paths = []
+    for stage, group in stages:
+        name = "loss_curves" if len(stages) == 1 else f"loss_curves_stage{stage}"
+        paths += style.save(_picture(group), out, name)
+    return paths
+
+
+def curves(rows: list[dict]) -> list[Curve]:
+    """The curves of one stage's rows, in table order."""
+    variants = sorted({row["variant"] for row in rows}, key=variant_key)
+    return [_curve(v, [row for row in rows if row["variant"] == v]) for v in variants]
+
+
+def _curve(variant: str, rows: list[dict]) -> Curve:
+    seeds = [_xy(row) for row in rows if row["status"] == "done"]
+    broken = [_xy(row) for row in rows if row["status"] != "done"]
+    tokens = seeds[0][0] if seeds else np.array([])
+    # one variant has one evaluation cadence; interpolation only guards against an odd last point
+    mean = np.mean([np.interp(tokens, x, y) for x, y in seeds], axis=0) if seeds else tokens
+    grown = any(row["parent"] for row in rows)
+    return Curve(variant, tokens, mean, seeds, [xy for xy in broken if len(xy[0])], grown)
+
+
+def _xy(row: dict) -> tuple[np.ndarray, np.ndarray]:
+    curve = row.get("curve") or {}
+    x = np.array(curve.get("val_tokens") or [], dtype=float) / 1e6
+    y = np.array(curve.get("val") or [], dtype=float)
+    x, y = x[: len(y)], y[: len(x)]
+    return x[np.isfinite(y)], y[np.isfinite(y)]
+
+
+def _picture(rows: list[dict]) -> plt.Figure:
+    all_curves = curves(rows)
+    looks = style.looks([curve.variant for curve in all_curves])
+    figure, (whole, zoom) = plt.subplots(1, 2, figsize=(12, 5.4), width_ratios=(1, 1.15))
+    for axes in (whole, zoom):
+        for curve in all_curves:
+            _plot(axes, curve, looks[curve.variant])
+        axes.set_xlabel("tokens of this stage (millions)")
+    _parent_line(whole, rows)
+    whole.set_ylabel("validation loss (nats/token)")
+    whole.set_title("whole stage", loc="left")
+    _scale_zoom(zoom, all_curves)
+    zoom.set_title("last part, grown variants", loc="left")
+    figure.tight_layout()
+    figure.subplots_adjust(right=0.79, wspace=0.2)
+    _label_ends(zoom, all_curves, looks)
+    return figure
+
+
+def _plot(axes: Axes, curve: Curve, look: dict) -> None:
+    for x, y in curve.seeds if len(curve.seeds) > 1 else []:
+        axes.plot(x, y, color=look["color"], linewidth=0.7, alpha=0.3)
+    for x, y in curve.broken:
+        axes.plot(x, y, color=look["color"], linewidth=0.9, alpha=0.6)
+        axes.plot(x[-1:], y[-1:], "x", color=look["color"], markersize=8)
+    axes.plot(curve.tokens, curve.mean, color=look["color"], linestyle=look["linestyle"])
+
+
+def _parent_line(axes: Axes, rows: list[dict]) -> None:
+    losses = {row["seed"]: row["parent"].get("val_loss") for row in rows if row["parent"]}
+    losses = [loss for loss in losses.values() if loss is not None]
+    if losses:
+        axes.axhline(np.mean(losses), color="black", linestyle="--", linewidth=1.2)
+        axes.annotate(
+            "parent's final loss",
+            (1, np.mean(losses)),
+            xycoords=("axes fraction", "data"),
+            xytext=(-2, 4),
+            textcoords="offset points",
+            ha="right",
+        )
+
+
+def _scale_zoom(axes: Axes, all_curves: list[Curve]) -> None:
+    """Last part of the stage; the loss range of the grown means within it."""
+    grown = [curve for curve in all_curves if curve.grown and len(curve.tokens)]
+    shown = grown or [curve for curve in all_curves if len(curve.tokens)]
+    if not shown:
+        return
+    end = max(curve.tokens[-1] for curve in shown)
+    inside = np.concatenate([curve.mean[curve.tokens >= ZOOM * end] for curve in shown])
+    margin = 0.06 * (np.ptp(inside) or 0.01)
+    axes.set_xlim(ZOOM * end, end)
+    axes.set_ylim(inside.min() - margin, inside.max() + margin)
+
+
+def _label_ends(axes: Axes, all_curves: list[Curve], looks: dict[str, dict]) -> None:
+    """Name and final loss of each variant beside its end, moved apart; arrows for those outside."""
+    ended = sorted((c for c in all_curves if len(c.tokens)), key=lambda c: c.mean[-1])
+    low, high = axes.get_ylim()
+    ends = [(curve.mean[-1] - low) / (high - low) for curve in ended]  # in axes heights
+    places = style.spread_labels([min(max(e, 0), 1.06) for e in ends], 0.056, 0.0, 1.06)
+    for curve, end, place in zip(ended, ends, places, strict=True):
+        outside = " ↑" if end > 1 else " ↓" if end < 0 else ""
+        look = looks[curve.variant]
+        text = f"{curve.variant} {curve.mean[-1]:.3f}{outside}"
+        if curve.broken:
+            text += f" ({len(curve.broken)} lost)"
+        if not outside:
+            axes.plot(
+                (1, 1.03),
+                (end, place),
+                transform=axes.transAxes,
+                clip_on=False,
+                color=look["color"],
+                linewidth=0.8,
+            )
+        axes.plot(
+            (1.035, 1.11),
+            (place, place),
+            transform=axes.transAxes,
+            clip_on=False,
+            color=look["color"],
+            linestyle=look["linestyle"],
+        )
+        axes.text(1.12, place, text, transform=axes.transAxes, va="center", fontsize=style.FONT)
+
+
+def main() -> None:
+    cfg = tyro.cli(CurvesConfig, description=__doc__)
+    for path in draw(load_rows(cfg.folder), cfg.out, cfg.allow_missing):
+        print(path)
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)

@@ -1,0 +1,100 @@
+"""One look for all pictures: a colour-blind-safe colour per family, a dash pattern within it.
+
+Colours are Okabe and Ito's (2008). A variant's family is the longest prefix of its name in
+FAMILIES; members of a family share the colour and differ in dash pattern and marker, so more than
+twenty variants stay apart, also in grey print. Sizes are meant to be read at half size.
+"""
+
+import io
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from aggregate import variant_key, write_atomic
+
+FAMILIES = {
+    "scratch": "#777777",
+    "nrio": "#0072B2",  # blue
+    "zero-pad": "#56B4E9",  # sky blue
+    "lossless": "#56B4E9",
+    "exact": "#56B4E9",
+    "srio": "#E69F00",  # orange
+    "mrio": "#D55E00",  # vermilion
+    "lrio": "#CC79A7",  # reddish purple
+    "full": "#009E73",  # bluish green
+    "ligo": "#000000",
+    "": "#8C6D31",  # brown: everything else (copying methods and the like)
+}
+DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2, 2, 2, 2, 2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+FONT = 12
+
+
+def setup() -> None:
+    """Fonts, thin axes, no top and right spines; SVG ids that do not depend on the time."""
+    plt.rcParams.update(
+        {
+            "font.size": FONT,
+            "axes.labelsize": FONT,
+            "axes.titlesize": FONT,
+            "xtick.labelsize": FONT - 1,
+            "ytick.labelsize": FONT - 1,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.color": "#e6e6e6",
+            "lines.linewidth": 1.8,
+            "svg.hashsalt": "loss",
+            "svg.fonttype": "path",  # the same picture on every machine
+            "path.simplify": True,
+        }
+    )
+
+
+def family(variant: str) -> str:
+    """The longest prefix in FAMILIES."""
+    return max((name for name in FAMILIES if variant.startswith(name)), key=len)
+
+
+def looks(variants: list[str]) -> dict[str, dict]:
+    """{variant: colour, dash pattern and marker}, in table order; no two alike up to 35 each."""
+    counts: dict[str, int] = {}
+    found = {}
+    for variant in sorted(variants, key=variant_key):
+        color = FAMILIES[family(variant)]
+        i = counts[color] = counts.get(color, -1) + 1
+        found[variant] = {
+            "color": color,
+            "linestyle": DASHES[i % len(DASHES)],
+            "marker": MARKERS[i % len(MARKERS)],
+        }
+    return found
+
+
+def spread_labels(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions near `wanted` (ascending), at least `gap` apart, inside [low, high] if they fit."""
+    gap = min(gap, (high - low) / max(1, len(wanted) - 1))
+    places: list[float] = []
+    for value in wanted:  # push up from below ...
+        places.append(max(value, places[-1] + gap if places else low))
+    top = high
+    for i in reversed(range(len(places))):  # ... and back down from the top
+        places[i] = min(places[i], top)
+        top = places[i] - gap
+    return places
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write folder/name.png (200 dpi) and .svg, byte for byte the same for the same rows."""
+    paths = []
+    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
+        paths.append(Path(folder) / f"{name}.{kind}")
+        write_atomic(paths[-1], buffer.getvalue())
+    plt.close(figure)
+    return paths

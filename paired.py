@@ -1,0 +1,70 @@
+"""Statistics of paired runs: means and differences over seeds, with 95 % confidence intervals.
+
+Two runs of one seed share their parent and their batches, so most of the noise between seeds
+cancels in their difference. The interval is Student's t over seeds (n - 1 degrees of freedom);
+with one seed there is no interval, and it is NaN here and "—" in print, never 0.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from rows import number
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds; `half` is half the width of its 95 % CI, `p` the two-sided test of 0."""
+
+    n: int
+    mean: float
+    half: float
+    p: float
+    by_seed: dict[int, float]
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
+
+
+def estimate(by_seed: Mapping[int, float]) -> Estimate:
+    """Mean, CI half-width and p-value of the values of several seeds; NaN where undefined."""
+    values = np.array(list(by_seed.values()), dtype=float)
+    n = len(values)
+    mean = float(values.mean()) if n else math.nan
+    if n < 2:
+        return Estimate(n, mean, math.nan, math.nan, dict(by_seed))
+    error = float(stats.sem(values))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
+    p = float(2 * stats.t.sf(abs(mean) / error, n - 1)) if error > 0 else math.nan
+    return Estimate(n, mean, half, p, dict(by_seed))
+
+
+def values_by_seed(rows: list[dict], variant: str, metric: str) -> dict[int, float]:
+    """{seed: value} of a variant's finished rows; `metric` is dotted, e.g. "metrics.val_loss"."""
+    pairs = (
+        (row["seed"], number(row, metric))
+        for row in rows
+        if row["variant"] == variant and row["status"] == "done"
+    )
+    return {seed: value for seed, value in sorted(pairs) if math.isfinite(value)}
+
+
+def contrast(rows: list[dict], weights: Mapping[str, float], metric: str) -> Estimate:
+    """sum_v weights[v] * metric of variant v, taken seed by seed, then averaged over seeds.
+
+    {"srio": 1, "nrio": -1} is the paired difference srio - nrio; four terms compare two
+    differences. Only seeds that every named variant finished count. Rows are of one stage.
+    """
+    values = {variant: values_by_seed(rows, variant, metric) for variant in weights}
+    seeds = sorted(set.intersection(*(set(v) for v in values.values())))
+    return estimate({s: sum(w * values[v][s] for v, w in weights.items()) for s in seeds})

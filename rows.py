@@ -1,0 +1,360 @@
+"""Result rows: read them, refuse what is malformed, refuse what cannot be compared.
+
+A row is one JSON file, `results/<preset>/rows/<variant>-s<seed>[-<stage>].json`, written when a
+run ends. Rows may be compared when they share the corpus and the protocol, and, seed by seed, the
+data order and the parent checkpoint; only then is a paired difference the effect of the variant.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from errors import UserError
+
+MAX_ROW_BYTES = 8 * 2**20
+STATUSES = ("done", "diverged", "failed")
+FIELDS = {
+    "schema": int,
+    "preset": str,
+    "variant": str,
+    "seed": int,
+    "stage": (int, str),
+    "run_id": str,
+    "status": str,
+    "commit": (str, type(None)),
+    "dirty": bool,
+    "config": dict,
+    "seeds": dict,
+    "manifest_hash": str,
+    "corpus": dict,
+    "parent": (dict, type(None)),
+    "hardware": dict,
+}
+DONE_FIELDS = {
+    "params": int,
+    "d_model": int,
+    "metrics": dict,
+    "tokens": dict,
+    "flops": dict,
+    "curve": dict,
+}
+DONE_NUMBERS = (
+    *("metrics.train_loss", "metrics.val_loss", "metrics.val_loss_start"),
+    *("tokens.parent", "tokens.operator", "tokens.stage", "tokens.total"),
+    *("flops.parent", "flops.operator", "flops.stage", "flops.total"),
+    *("wall_s", "tokens_per_s"),
+)
+CURVE = (("tokens", "train"), ("val_tokens", "val"))
+
+# Settings that define the measurement: equal for all rows of a stage (matched by their last name).
+PROTOCOL = ("eval_tokens", "last_tokens", "batch_size")
+# Settings that may differ between two runs of one variant: they do not change what is computed.
+RUN_ONLY = (
+    *("seed", "init", "data", "out", "config_hash", "run_id", "parent", "parent_hash"),
+    *("device", "threads", "compile", "micro_batch", "tracker", "keep", "save_every", "gate_d_old"),
+)
+OWN_BUDGET = ("scratch-flops",)  # trained to equal FLOPs, so its stage tokens differ by design
+
+
+def load_rows(folder: Path) -> list[dict]:
+    """Read every row of `folder`/rows (or of `folder` itself), sorted by stage, variant, seed.
+
+    Raises UserError naming the file when a row is unreadable, too large, or not a whole row.
+    """
+    folder = Path(folder)
+    files = [file for file in sorted(_row_folder(folder).glob("[!.]*.json")) if file.is_file()]
+    if not files:
+        raise UserError(f"no rows (*.json) in {_row_folder(folder)}; run run_ablations.py first")
+    rows = [_load_row(file) for file in files]
+    seen: dict[tuple, Path] = {}
+    for file, row in zip(files, rows, strict=True):
+        key = (row["stage"], row["variant"], row["seed"])
+        if key in seen:
+            raise UserError(
+                f"{seen[key].name} and {file.name} both hold {row_name(row)}; delete one of them"
+            )
+        seen[key] = file
+    return sorted(rows, key=lambda row: (stage_key(row["stage"]), row["variant"], row["seed"]))
+
+
+def row_name(row: dict) -> str:
+    """How messages name a row: variant, seed, stage."""
+    return f"{row['variant']} seed {row['seed']} (stage {row['stage']})"
+
+
+def stage_key(stage: int | str) -> tuple:
+    """Sort key: numbered stages first, in order, then named ones."""
+    return (isinstance(stage, str), stage)
+
+
+def number(row: dict, path: str) -> float:
+    """The number at a dotted path such as "metrics.val_loss"; NaN when there is none."""
+    value: object = row
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return float(value) if _is_number(value) else math.nan
+
+
+def _row_folder(folder: Path) -> Path:
+    if (folder / "rows").is_dir():
+        return folder / "rows"
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; give a results folder such as results/tiny")
+    return folder
+
+
+def _load_row(file: Path) -> dict:
+    size = file.stat().st_size
+    if size > MAX_ROW_BYTES:
+        raise UserError(
+            f"{file} has {size:,} bytes, a row has at most {MAX_ROW_BYTES:,}; delete it and rerun"
+        )
+    try:
+        row = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{file} is not a whole JSON row ({type(error).__name__}); delete it and rerun its run"
+        ) from None
+    problem = _problem(row)
+    if problem:
+        raise UserError(f"{file}: {problem}; delete it and rerun its run")
+    return row
+
+
+def _problem(row: object) -> str | None:
+    """What is wrong with a parsed row, or None. Unfinished runs may lack their measurements."""
+    if not isinstance(row, dict):
+        return f"a row is a JSON object, this is a {type(row).__name__}"
+    problem = _wrong_type(row, FIELDS)
+    if problem:
+        return problem
+    if row["schema"] != 1:
+        return f"schema is {row['schema']}, this program reads 1"
+    for name in ("preset", "variant", "stage"):  # they become file names and table cells
+        if not re.fullmatch(r"[\w][\w.,:=+-]{0,63}", str(row[name])):
+            return f"{name} {str(row[name])[:40]!r} must be 1 to 64 letters, digits or .,:=+-_"
+    if row["status"] not in STATUSES:
+        return f"status is {row['status']!r}, allowed: {', '.join(STATUSES)}"
+    if row["parent"] is not None and not isinstance(row["parent"].get("hash"), str):
+        return "parent.hash must be text"
+    return _problem_when_done(row) if row["status"] == "done" else None
+
+
+def _wrong_type(row: dict, fields: dict) -> str | None:
+    for name, kind in fields.items():
+        if name not in row:
+            return f"field {name!r} is missing"
+        value = row[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            return f"field {name!r} is {str(value)[:40]!r}, which has the wrong type"
+    return None
+
+
+def _problem_when_done(row: dict) -> str | None:
+    problem = _wrong_type(row, DONE_FIELDS)
+    if problem:
+        return problem
+    for path in DONE_NUMBERS:
+        if not math.isfinite(number(row, path)):
+            return f"{path} must be a finite number in a row with status 'done'"
+    for x, y in CURVE:
+        xs, ys = row["curve"].get(x), row["curve"].get(y)
+        if not (_all_finite(xs) and _all_finite(ys) and len(xs) == len(ys)):
+            return f"curve.{x} and curve.{y} must be lists of finite numbers of equal length"
+    return None
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, int):  # JSON integers have no bound, floats do
+        return not isinstance(value, bool) and abs(value) < 10**300
+    return isinstance(value, float)
+
+
+def _all_finite(values: object) -> bool:
+    return isinstance(values, list) and all(_is_number(v) and math.isfinite(v) for v in values)
+
+
+# ---- comparability -----------------------------------------------------------------------------
+
+
+def matched(rows: list[dict], allow_missing: bool = False) -> tuple[list[dict], list[str]]:
+    """The rows that may be compared, with notes the reader must see. UserError if none may.
+
+    With `allow_missing`, a stage keeps only the seeds that every variant has, and a note says so.
+    Diverged and failed runs count as present: they are shown, never silently replaced.
+    """
+    _same_everywhere(rows)
+    notes: list[str] = []
+    kept: list[dict] = []
+    for stage, group in by_stage(rows):
+        _same_config(group)
+        _same_protocol(group)
+        _same_data_order(group)
+        _same_parent(group, rows)
+        group, stage_notes = _common_seeds(stage, group, allow_missing)
+        kept += group
+        notes += stage_notes
+    return kept, notes + _warnings(kept)
+
+
+def by_stage(rows: list[dict]) -> list[tuple[int | str, list[dict]]]:
+    """(stage, its rows), stages in order."""
+    stages = sorted({row["stage"] for row in rows}, key=stage_key)
+    return [(stage, [row for row in rows if row["stage"] == stage]) for stage in stages]
+
+
+def flatten(config: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Nested settings as (dotted name, value) pairs."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _same_everywhere(rows: list[dict]) -> None:
+    for field, noun in (("manifest_hash", "corpora (manifest hashes)"), ("preset", "presets")):
+        values = Counter(row[field] for row in rows)
+        if len(values) > 1:
+            odd = values.most_common()[-1][0]
+            example = next(row for row in rows if row[field] == odd)
+            raise UserError(
+                f"rows of {len(values)} {noun} are mixed; e.g. {row_name(example)} has "
+                f"{odd[:16]}; keep one per results folder"
+            )
+
+
+def _refuse_difference(group: list[dict], view, remedy: str) -> None:
+    """UserError when `view(row)`, a dict, is not the same for all rows of `group`."""
+    first = view(group[0])
+    for row in group[1:]:
+        other = view(row)
+        for name in sorted(first.keys() | other.keys()):
+            if first.get(name) != other.get(name):
+                raise UserError(
+                    f"{name} is {str(first.get(name))[:40]} in {row_name(group[0])} but "
+                    f"{str(other.get(name))[:40]} in {row_name(row)}; {remedy}"
+                )
+
+
+def _same_config(group: list[dict]) -> None:
+    """All seeds of one variant ran one configuration, apart from seeds, paths and hardware."""
+
+    def settings(row: dict) -> dict:
+        return {name: value for name, value in flatten(row["config"]) if not _run_only(name)}
+
+    for variant in sorted({row["variant"] for row in group}):
+        of_variant = [row for row in group if row["variant"] == variant]
+        _refuse_difference(of_variant, settings, "rerun the seeds of a variant with one config")
+
+
+def _run_only(dotted: str) -> bool:
+    parts = dotted.split(".")
+    return parts[-1] in RUN_ONLY or parts[-1].endswith("_seed") or "seeds" in parts
+
+
+def _same_protocol(group: list[dict]) -> None:
+    """Same evaluation, batch size, precision and stage tokens, so only the variant differs."""
+
+    def protocol(row: dict) -> dict:
+        pairs = ((name.split(".")[-1], value) for name, value in flatten(row["config"]))
+        settings = {name: value for name, value in pairs if name in PROTOCOL}
+        return settings | {"hardware.dtype": row["hardware"].get("dtype")}
+
+    _refuse_difference(group, protocol, "compare runs of one protocol only")
+    done = [r for r in group if r["status"] == "done" and r["variant"] not in OWN_BUDGET]
+    if not done:
+        return
+    budget = Counter(number(row, "tokens.stage") for row in done).most_common(1)[0][0]
+    for row in done:
+        stage, operator = number(row, "tokens.stage"), number(row, "tokens.operator")
+        if budget not in (stage, stage + operator):  # a learned operator may pay from the stage
+            raise UserError(
+                f"{row_name(row)} trained {stage:,.0f} stage tokens, the others {budget:,.0f}; "
+                "compare runs of one token budget only"
+            )
+
+
+def _same_data_order(group: list[dict]) -> None:
+    for seed in sorted({row["seed"] for row in group}):
+        same_seed = [row for row in group if row["seed"] == seed]
+        _refuse_difference(
+            same_seed, lambda row: {"seeds.data": row["seeds"].get("data")}, "pair equal data seeds"
+        )
+
+
+def _same_parent(group: list[dict], rows: list[dict]) -> None:
+    """Grown rows of one seed start from one checkpoint, or each from its own last stage.
+
+    The second case is a chain: there the parents differ by design, but not their first ancestor.
+    """
+    for seed in sorted({row["seed"] for row in group}):
+        grown = [row for row in group if row["seed"] == seed and row["parent"] is not None]
+        if grown:
+            _refuse_difference(
+                grown,
+                lambda row: {"parent": _origin(row, rows)},
+                "variants of a seed must start from the same parent checkpoint",
+            )
+
+
+def _origin(row: dict, rows: list[dict]) -> str:
+    """The parent's hash; for a chained row, the hash its variant's chain started from."""
+    for other in rows:
+        same_chain = (other["variant"], other["seed"]) == (row["variant"], row["seed"])
+        earlier = stage_key(other["stage"]) < stage_key(row["stage"])
+        if same_chain and earlier and other["run_id"] == row["parent"].get("run_id"):
+            return f"chain from {_origin(other, rows)}" if other["parent"] else "own chain"
+    return row["parent"]["hash"][:16]
+
+
+def _common_seeds(
+    stage: int | str, group: list[dict], allow_missing: bool
+) -> tuple[list[dict], list[str]]:
+    seeds: dict[str, set[int]] = {}
+    for row in group:
+        seeds.setdefault(row["variant"], set()).add(row["seed"])
+    wanted = set().union(*seeds.values())
+    missing = {variant: sorted(wanted - have) for variant, have in seeds.items() if wanted - have}
+    if not missing:
+        return group, []
+    listing = "; ".join(f"{variant} lacks {_listed(m)}" for variant, m in sorted(missing.items()))
+    if not allow_missing:
+        raise UserError(
+            f"stage {stage}: seeds are missing: {listing}; run them, or use --allow-missing to "
+            "compare the common seeds only"
+        )
+    common = set.intersection(*seeds.values())
+    if not common:
+        raise UserError(f"stage {stage}: no seed is common to all variants: {listing}; run them")
+    note = f"stage {stage}: only the common seeds {_listed(sorted(common))} are used; {listing}"
+    return [row for row in group if row["seed"] in common], [note]
+
+
+def _listed(values: list) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def _warnings(rows: list[dict]) -> list[str]:
+    """What does not forbid a comparison but belongs beside it."""
+    notes = []
+    for row in rows:
+        if row["status"] != "done":
+            reason = row.get("reason") or "no reason recorded"
+            notes.append(
+                f"{row_name(row)} {row['status']}: {reason}; it is in no mean, so means and "
+                "differences of this variant are over the surviving seeds"
+            )
+    dirty = sorted({row["variant"] for row in rows if row["dirty"]})
+    if dirty:
+        notes.append(f"made from an uncommitted working tree: {_listed(dirty)}")
+    commits = sorted({str(row["commit"])[:10] for row in rows})
+    if len(commits) > 1:
+        notes.append(f"rows come from {len(commits)} commits: {_listed(commits)}")
+    machines = {json.dumps(row["hardware"], sort_keys=True) for row in rows}
+    if len(machines) > 1:
+        notes.append(f"rows come from {len(machines)} machine setups: tokens/s are not comparable")
+    return notes
