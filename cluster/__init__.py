@@ -1,0 +1,16 @@
+"""Start runs through submitit: local processes or Slurm jobs, children after their parents.
+
+A scheduler (`run_local`, or `submit_slurm` and Slurm itself) starts each run as a `RunJob` in its
+own process, from a copy of the code taken at submission. What happened is read from files: the
+caller's `is_done(run_id)` first, then `<out>/jobs/<run_id>/state.json`, which the job writes, then
+the queue. Nothing is unpickled here, and nothing depends on what Slurm accounting remembers.
+"""
+
+from cluster.job import Job, RunJob, Status, job_folder, read_json, write_json
+from cluster.local import local_gpus, run_local
+from cluster.slurm import SlurmConfig, cancel, load_config, status, submit_slurm
+from cluster.snapshot import code_version, snapshot
+
+__all__ = ["Job", "RunJob", "SlurmConfig", "Status", "cancel", "code_version", "job_folder"]
+__all__ += ["load_config", "local_gpus", "read_json", "run_local", "snapshot", "status"]
+__all__ += ["submit_slurm", "write_json"]

@@ -1,0 +1,235 @@
+"""One run as a job: what submitit pickles, how it answers signals, what it notes in files.
+
+A run that is asked to stop saves within one step and raises `Interrupted` with its `signum`:
+  SIGUSR1, SIGUSR2  Slurm's warning before the time limit or a preemption: saved, then requeued
+                    by submitit's own handler, which counts the time-outs;
+  SIGTERM           saved; requeued only while Slurm still calls the job RUNNING (a preemption with
+                    a grace time), for `scancel` sends SIGTERM too. Local: saved and stopped.
+"""
+
+import fcntl
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import submitit
+from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment
+
+from errors import UserError
+
+TARGET = "run_ablations:execute"  # called in the job as execute(out, run_id, spec)
+GRACE_S = 60.0  # a run may take this long to finish its step and save before it is killed
+LOCK_WAIT_S = 30.0  # a rerun waits this long for a predecessor that is still saving
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: `needs` are the run_ids that must be done first, `spec` is plain JSON data."""
+
+    run_id: str
+    spec: dict = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    minutes: float = 0.0  # estimate; the longest chain of runs is started first
+
+
+@dataclass(frozen=True)
+class Status:
+    """state: queued, running, done or failed; `log` is the run's output, "" before it has one."""
+
+    state: str
+    reason: str = ""
+    log: str = ""
+
+
+class RunJob:
+    """Names only, no paths of checkpoints: a requeued job looks for the newest one afresh."""
+
+    def __init__(self, out: str, run_id: str, spec: dict, target: str = TARGET):
+        self.out, self.run_id, self.spec, self.target = out, run_id, spec, target
+
+    def checkpoint(self) -> DelayedSubmission:
+        """What a requeue runs: the same call again."""
+        return DelayedSubmission(self)
+
+    def __call__(self) -> None:
+        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's handler: requeues and exits
+        signal.signal(signal.SIGUSR1, requeue)
+        signal.signal(signal.SIGTERM, lambda signum, _: _leave(signum, requeue))
+        env = submitit.JobEnvironment()
+        if env.num_tasks > 1:
+            TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+        if env.global_rank > 0:  # only the first task holds the lock and writes notes
+            return self._execute(requeue)
+        with hold(job_folder(self.out, self.run_id) / "lock"):
+            try:
+                self._note("running")
+                self._execute(requeue)
+                self._note("done")
+            except SystemExit:
+                self._note("stopped", "saved and stopped by a signal")
+                raise
+            except Exception as error:
+                name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                self._note("failed", f"{name}{error}")
+                raise
+
+    def _execute(self, requeue: Callable) -> None:
+        module, function = self.target.split(":")
+        try:
+            getattr(importlib.import_module(module), function)(self.out, self.run_id, self.spec)
+        except Exception as error:
+            if type(error).__name__ != "Interrupted":  # train's; its import here would cost seconds
+                raise
+            _leave(error.signum, requeue)
+
+    def _note(self, state: str, reason: str = "") -> None:
+        env = submitit.JobEnvironment()
+        note = {"state": state, "reason": " ".join(reason.split()), "log": str(env.paths.stdout)}
+        note |= {"job_id": env.job_id, "host": socket.gethostname(), "pid": os.getpid()}
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        write_json(state_file(self.out, self.run_id), note | {"restarts": restarts})
+
+
+class LocalRunJob(RunJob):
+    """A RunJob that ends with its scheduler, on the given GPU ("" for none)."""
+
+    def __init__(self, *arguments: object, scheduler: int, gpu: str):
+        super().__init__(*arguments)
+        self.scheduler, self.gpu = scheduler, gpu
+
+    def __call__(self) -> None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = self.gpu
+        _stop_with(self.scheduler, os.getppid())
+        super().__call__()
+
+
+def _leave(signum: int, requeue: Callable) -> None:
+    """End this job after it saved; requeue it unless it is being cancelled. Does not return."""
+    if signum != signal.SIGTERM or _slurm_says_running():
+        requeue(signal.SIGUSR2, None)  # returns in tasks other than the first: they just end
+        sys.exit(0)
+    sys.exit(128 + signum)
+
+
+def _slurm_says_running() -> bool:
+    if "SLURM_JOB_ID" not in os.environ:
+        return False
+    command = ["squeue", "-h", "-o", "%T", "-j", submitit.JobEnvironment().job_id]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() == "RUNNING"
+
+
+def _stop_with(*pids: int) -> None:
+    """Stop this process (SIGTERM, later SIGKILL) when one of `pids` ends, be it by kill -9."""
+
+    def watch() -> None:
+        try:
+            select.select([os.pidfd_open(pid) for pid in pids], [], [])
+        except ProcessLookupError:  # it has ended already
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def job_folder(out: str | Path, run_id: str) -> Path:
+    """`<out>/jobs/<run_id>`, made if it is missing."""
+    folder = Path(out) / "jobs" / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def state_file(out: str | Path, run_id: str) -> Path:
+    """Where a job notes its state, reason, log, job id and place."""
+    return job_folder(out, run_id) / "state.json"
+
+
+def write_json(path: Path, data: dict) -> None:
+    """Atomic: readers see the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "w") as file:
+        json.dump(data, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> dict:
+    """The file's data, {} if there is no such file."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+@contextmanager
+def hold(path: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """Hold a lock that the kernel frees when its process ends, however it ends."""
+    deadline = time.monotonic() + wait_s
+    with open(path, "a+") as file:
+        while not _locked(file):
+            if time.monotonic() >= deadline:
+                holder = path.read_text().strip()
+                raise UserError(f"{path} is held by {holder}: wait for it or stop it")
+            time.sleep(0.2)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def _locked(file) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: the training code has its own lock file
+        pass
+    return True
+
+
+def held(path: Path) -> bool:
+    """Whether a live process holds the lock."""
+    with open(path, "a") as file:
+        return not _locked(file)
+
+
+def outcome(out: Path, run_id: str, is_done: Callable[[str], bool]) -> Status:
+    """What the files say of a run that no longer runs."""
+    note = read_json(state_file(out, run_id))
+    state, log = note.get("state"), note.get("log", "")
+    if is_done(run_id):
+        return Status("done", log=log)
+    if state == "stopped":  # starts again with the next command
+        return Status("queued", note["reason"], log)
+    if state == "done":
+        return Status("failed", "ended without a result", log)
+    reason = note.get("reason") or "ended before it was done (killed? out of memory?)"
+    return Status("failed", reason, log)
+
+
+def longest_first(jobs: list[Job]) -> list[Job]:
+    """Order by the minutes of the longest chain that starts with the run: parents come first."""
+    known = {job.run_id: job for job in jobs}
+    needs = {job.run_id: [p for p in job.needs if p in known] for job in jobs}
+    try:
+        order = list(TopologicalSorter(needs).static_order())
+    except CycleError as error:
+        raise UserError(f"these runs need each other: {error.args[1]}; mend the grid") from None
+    after = dict.fromkeys(known, 0.0)
+    for run_id in reversed(order):  # children first
+        for parent in needs[run_id]:
+            chain = after[run_id] + known[run_id].minutes
+            after[parent] = max(after[parent], chain)
+    place = {run_id: i for i, run_id in enumerate(order)}
+    return sorted(jobs, key=lambda j: (-after[j.run_id] - j.minutes, place[j.run_id]))
