@@ -53,7 +53,9 @@ class Args:
     cancel: bool = False
     """cancel the grid's Slurm jobs"""
     publish: bool = False
-    """copy OUT's rows to results/PRESET and remake its tables and figures there"""
+    """copy OUT's rows to results/PRESET and make its tables there and its pictures in figures/"""
+    summarize: Path | None = None
+    """only make the tables and pictures of a results folder again, from its rows"""
     jobs: int = 0
     """runs at a time with --local; 0: one per CPU core or GPU"""
     out: Path | None = None
@@ -70,6 +72,8 @@ def main() -> None:
     args = tyro.cli(Args, description=__doc__)
     if args.list:
         return print_variants(grid.VARIANTS)
+    if args.summarize:
+        return summarize(args.summarize, ROOT / "figures" / args.summarize.resolve().name)
     name = args.preset or default_preset()
     preset = grid.find(grid.PRESETS, name, "preset")
     names = [v for v in args.only.split(",") if v] or list(preset.variants)
@@ -245,7 +249,7 @@ def run_grid(args: Args, name: str, preset, runs: list, out: Path) -> None:
     failed = {run_id: s for run_id, s in states.items() if s.state == "failed"}
     for run_id, s in failed.items():
         print(f"failed: {run_id}: {s.reason}" + (f" (log: {s.log})" if s.log else ""))
-    summarize(out, some_failed=bool(failed))
+    summarize(out, out, some_failed=bool(failed))
     if failed:
         sys.exit(1)
 
@@ -345,8 +349,8 @@ class GridBar:
             return 0
 
 
-def summarize(folder: Path, some_failed: bool = False) -> None:
-    """Table, claims and figures of the rows in `folder`, written beside them; the table printed."""
+def summarize(folder: Path, pictures: Path, some_failed: bool = False) -> None:
+    """Table and claims of the rows in `folder`, written beside them; the table printed; figures."""
     import aggregate
     from claims import claims
     from figures import loss_curves, loss_table
@@ -358,7 +362,7 @@ def summarize(folder: Path, some_failed: bool = False) -> None:
     aggregate.write_atomic(folder / "claims.md", claims(rows, some_failed).encode())
     aggregate.print_table(df)
     for figure in (loss_curves, loss_table):
-        for path in figure.draw(rows, folder, allow_missing=some_failed):
+        for path in figure.draw(rows, pictures, allow_missing=some_failed):
             print(f"wrote {path}")
 
 
@@ -371,7 +375,7 @@ def publish(out: Path, name: str) -> None:
         if row["dirty"]:
             print(f"note: {row['run_id']} was made by uncommitted code")
         write_row(row_path(target, row["run_id"]), row)
-    summarize(target)
+    summarize(target, ROOT / "figures" / name)
 
 
 # ---- what the grid is
@@ -402,12 +406,10 @@ def print_budget(name: str, preset, runs: list, jobs: int) -> None:
         minutes += each * len(members)
         print(f"{variant:24} {run.d_model:6} {count_parameters(cfg):11,} {len(members):6} "
               f"{run.tokens:11,} {run.flops:10.3g} {each:8.1f}")  # fmt: skip
-    total = minutes / max(1, min(jobs, len(runs)))
-    print(f"\ntotal: {sum(r.tokens for r in runs):,} tokens, {sum(r.flops for r in runs):.3g} FLOPs "
-          f"(training; operators' own steps are added in the rows)")  # fmt: skip
-    print(
-        f"about {format_time(total)} on this machine, {jobs} runs at a time, evaluation not counted"
-    )
+    tokens, flops = sum(run.tokens for run in runs), sum(run.flops for run in runs)
+    print(f"\ntotal {tokens:,} tokens, {flops:.3g} training FLOPs; learned operators add theirs")
+    total = format_time(minutes / max(1, min(jobs, len(runs))))
+    print(f"about {total} on this machine, {jobs} runs at a time, evaluation not counted")
 
 
 def format_time(minutes: float) -> str:
