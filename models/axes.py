@@ -8,57 +8,236 @@ Growth acts on named axes, never on sizes. Each row reads
 points from input to output: `heads <- residual` is an nn.Linear weight (out, in), and
 `residual -> heads` or `vocab -> residual` is a Conv1D or embedding weight (in, out). A reader of
 the residual stream has residual as its input, a writer has it as its output, a norm has it alone.
-`q|k|v` is one tensor that holds several parts side by side along its non-residual axis.
+`q|k|v` is one tensor that holds several parts side by side along its non-residual axis; `q:k:v`
+is the same with the parts alternating head by head (GPT-NeoX).
 `after ln_1` names the norm whose output the row reads (it is where gains may be folded to).
+`in PREFIX` is put before the names, and the norms, of the indented rows below it (a norm written
+/name excepted). {a|b} stands for one row with each; equal braces take the same value in a row.
 
-Spaces: residual (D), heads (H K), kv (key/value heads of GQA), ffn (F), vocab, position, and the
-fixed ones no width touches.
+Spaces: residual (D), heads (H K), kv (key/value heads of GQA), head (H: one entry per head), ffn
+(F), rotary (a stored table of K sines and cosines), pooled (D, a classifier's input), vocab,
+position, and the fixed ones no width touches.
+
+A new family is one table here and one row of facts in models/hf.py.
 """
 
+import itertools
 import re
 from dataclasses import dataclass
 
 from errors import UserError
 
 PARTS = (
-    "embed norm q k v o up gate down head relpos dense fixed"  # dense: a (D, D) projection
-).split()
+    "embed norm q k v o up gate down head relpos rotary dense pool fixed"
+).split()  # dense: the (D, D) layer before BERT's MLM norm; pool: the tanh layer of a classifier
 
 GPT = """
 wte.weight              embed  vocab -> residual
 wpe.weight              embed  position -> residual
-h.*.ln_1.weight         norm   residual
-h.*.ln_1.bias           norm   residual
-h.*.attn.q.weight       q      heads <- residual   after h.*.ln_1
-h.*.attn.q.bias         q      heads               after h.*.ln_1
-h.*.attn.k.weight       k      heads <- residual   after h.*.ln_1
-h.*.attn.k.bias         k      heads               after h.*.ln_1
-h.*.attn.v.weight       v      heads <- residual   after h.*.ln_1
-h.*.attn.v.bias         v      heads               after h.*.ln_1
-h.*.attn.o.weight       o      residual <- heads
-h.*.attn.o.bias         o      residual
-h.*.ln_2.weight         norm   residual
-h.*.ln_2.bias           norm   residual
-h.*.mlp.up.weight       up     ffn <- residual     after h.*.ln_2
-h.*.mlp.up.bias         up     ffn                 after h.*.ln_2
-h.*.mlp.gate.weight     gate   ffn <- residual     after h.*.ln_2
-h.*.mlp.gate.bias       gate   ffn                 after h.*.ln_2
-h.*.mlp.down.weight     down   residual <- ffn
-h.*.mlp.down.bias       down   residual
-ln_f.weight             norm   residual
-ln_f.bias               norm   residual
+in h.*
+  ln_1.{weight|bias}    norm   residual
+  attn.q.weight         q      heads <- residual   after ln_1
+  attn.q.bias           q      heads               after ln_1
+  attn.k.weight         k      heads <- residual   after ln_1
+  attn.k.bias           k      heads               after ln_1
+  attn.v.weight         v      heads <- residual   after ln_1
+  attn.v.bias           v      heads               after ln_1
+  attn.o.weight         o      residual <- heads
+  attn.o.bias           o      residual
+  ln_2.{weight|bias}    norm   residual
+  mlp.up.weight         up     ffn <- residual     after ln_2
+  mlp.up.bias           up     ffn                 after ln_2
+  mlp.gate.weight       gate   ffn <- residual     after ln_2
+  mlp.gate.bias         gate   ffn                 after ln_2
+  mlp.down.weight       down   residual <- ffn
+  mlp.down.bias         down   residual
+ln_f.{weight|bias}      norm   residual
 lm_head.weight          head   vocab <- residual   after ln_f
 """
 
-TABLES = {"gpt": GPT}
+GPT2 = """
+transformer.wte.weight    embed  vocab -> residual
+transformer.wpe.weight    embed  position -> residual
+in transformer.h.*
+  ln_1.{weight|bias}      norm   residual
+  attn.c_attn.weight      q|k|v  residual -> heads   after ln_1
+  attn.c_attn.bias        q|k|v  heads               after ln_1
+  attn.c_proj.weight      o      heads -> residual
+  attn.c_proj.bias        o      residual
+  ln_2.{weight|bias}      norm   residual
+  mlp.c_fc.weight         up     residual -> ffn     after ln_2
+  mlp.c_fc.bias           up     ffn                 after ln_2
+  mlp.c_proj.weight       down   ffn -> residual
+  mlp.c_proj.bias         down   residual
+transformer.ln_f.{weight|bias}  norm  residual
+lm_head.weight            head   vocab <- residual   after transformer.ln_f
+"""
+
+# Post-LN: every norm writes the residual stream, so nothing is read "after" a norm.
+BERT = """
+in bert.embeddings
+  word_embeddings.weight             embed  vocab -> residual
+  position_embeddings.weight         embed  position -> residual
+  token_type_embeddings.weight       embed  type -> residual
+  LayerNorm.{weight|bias}            norm   residual
+in bert.encoder.layer.*
+  attention.self.query.weight        q      heads <- residual
+  attention.self.query.bias          q      heads
+  attention.self.key.weight          k      heads <- residual
+  attention.self.key.bias            k      heads
+  attention.self.value.weight        v      heads <- residual
+  attention.self.value.bias          v      heads
+  attention.output.dense.weight      o      residual <- heads
+  attention.output.dense.bias        o      residual
+  intermediate.dense.weight          up     ffn <- residual
+  intermediate.dense.bias            up     ffn
+  output.dense.weight                down   residual <- ffn
+  output.dense.bias                  down   residual
+  {attention.output|output}.LayerNorm.{weight|bias}  norm  residual
+bert.pooler.dense.weight             pool   pooled <- residual
+bert.pooler.dense.bias               pool   pooled
+{classifier|cls.seq_relationship}.weight  head   class <- pooled
+{classifier|cls.seq_relationship}.bias    fixed  class
+in cls.predictions
+  transform.dense.weight             dense  residual <- residual
+  transform.dense.bias               dense  residual
+  transform.LayerNorm.{weight|bias}  norm   residual
+  decoder.weight                     head   vocab <- residual
+  {decoder.bias|bias}                fixed  vocab
+"""
+
+ROFORMER = (
+    BERT.replace("bert.", "roformer.")
+    + """
+roformer.encoder.embed_positions.weight  rotary  position -> rotary
+"""
+)
+
+# wi is the plain FFN; wi_0 (gate) and wi_1 are the gated one of T5 1.1 and mT5.
+T5 = """
+{shared|encoder.embed_tokens|decoder.embed_tokens}.weight  embed  vocab -> residual
+in {encoder|decoder}.block.*.layer.0
+  layer_norm.weight               norm    residual
+  SelfAttention.q.weight          q       heads <- residual   after layer_norm
+  SelfAttention.k.weight          k       heads <- residual   after layer_norm
+  SelfAttention.v.weight          v       heads <- residual   after layer_norm
+  SelfAttention.o.weight          o       residual <- heads
+  SelfAttention.relative_attention_bias.weight  relpos  bucket -> head
+in decoder.block.*.layer.1
+  EncDecAttention.q.weight        q       heads <- residual   after layer_norm
+  EncDecAttention.k.weight        k       heads <- residual   after /encoder.final_layer_norm
+  EncDecAttention.v.weight        v       heads <- residual   after /encoder.final_layer_norm
+  EncDecAttention.o.weight        o       residual <- heads
+in {encoder|decoder}.block.*.layer.{1|2}
+  layer_norm.weight               norm    residual
+  DenseReluDense.{wi|wi_1}.weight  up     ffn <- residual     after layer_norm
+  DenseReluDense.wi_0.weight      gate    ffn <- residual     after layer_norm
+  DenseReluDense.wo.weight        down    residual <- ffn
+{encoder|decoder}.final_layer_norm.weight  norm  residual
+lm_head.weight                    head    vocab <- residual   after decoder.final_layer_norm
+"""
+
+# Qwen2 is Llama with biases on q, k and v; Llama may have biases everywhere.
+LLAMA = """
+model.embed_tokens.weight          embed  vocab -> residual
+in model.layers.*
+  input_layernorm.weight           norm   residual
+  self_attn.q_proj.weight          q      heads <- residual   after input_layernorm
+  self_attn.q_proj.bias            q      heads               after input_layernorm
+  self_attn.k_proj.weight          k      kv <- residual      after input_layernorm
+  self_attn.k_proj.bias            k      kv                  after input_layernorm
+  self_attn.v_proj.weight          v      kv <- residual      after input_layernorm
+  self_attn.v_proj.bias            v      kv                  after input_layernorm
+  self_attn.o_proj.weight          o      residual <- heads
+  self_attn.o_proj.bias            o      residual
+  post_attention_layernorm.weight  norm   residual
+  mlp.gate_proj.weight             gate   ffn <- residual     after post_attention_layernorm
+  mlp.gate_proj.bias               gate   ffn                 after post_attention_layernorm
+  mlp.up_proj.weight               up     ffn <- residual     after post_attention_layernorm
+  mlp.up_proj.bias                 up     ffn                 after post_attention_layernorm
+  mlp.down_proj.weight             down   residual <- ffn
+  mlp.down_proj.bias               down   residual
+model.norm.weight                  norm   residual
+lm_head.weight                     head   vocab <- residual   after model.norm
+"""
+
+GPT_NEOX = """
+gpt_neox.embed_in.weight                      embed  vocab -> residual
+in gpt_neox.layers.*
+  input_layernorm.{weight|bias}               norm   residual
+  attention.query_key_value.weight            q:k:v  heads <- residual   after input_layernorm
+  attention.query_key_value.bias              q:k:v  heads               after input_layernorm
+  attention.dense.weight                      o      residual <- heads
+  attention.dense.bias                        o      residual
+  post_attention_layernorm.{weight|bias}      norm   residual
+  mlp.dense_h_to_4h.weight    up     ffn <- residual   after post_attention_layernorm
+  mlp.dense_h_to_4h.bias      up     ffn               after post_attention_layernorm
+  mlp.dense_4h_to_h.weight                    down   residual <- ffn
+  mlp.dense_4h_to_h.bias                      down   residual
+gpt_neox.final_layer_norm.{weight|bias}       norm   residual
+{lm_head|embed_out}.weight    head   vocab <- residual   after gpt_neox.final_layer_norm
+"""
+
+OPT = """
+model.decoder.embed_tokens.weight             embed  vocab -> residual
+model.decoder.embed_positions.weight          embed  position -> residual
+in model.decoder.layers.*
+  self_attn_layer_norm.{weight|bias}          norm   residual
+  self_attn.q_proj.weight                     q      heads <- residual   after self_attn_layer_norm
+  self_attn.q_proj.bias                       q      heads               after self_attn_layer_norm
+  self_attn.k_proj.weight                     k      heads <- residual   after self_attn_layer_norm
+  self_attn.k_proj.bias                       k      heads               after self_attn_layer_norm
+  self_attn.v_proj.weight                     v      heads <- residual   after self_attn_layer_norm
+  self_attn.v_proj.bias                       v      heads               after self_attn_layer_norm
+  self_attn.out_proj.weight                   o      residual <- heads
+  self_attn.out_proj.bias                     o      residual
+  final_layer_norm.{weight|bias}              norm   residual
+  fc1.weight                                  up     ffn <- residual     after final_layer_norm
+  fc1.bias                                    up     ffn                 after final_layer_norm
+  fc2.weight                                  down   residual <- ffn
+  fc2.bias                                    down   residual
+model.decoder.final_layer_norm.{weight|bias}  norm   residual
+lm_head.weight                head   vocab <- residual   after model.decoder.final_layer_norm
+"""
+
+TABLES = {
+    "gpt": GPT,
+    "gpt2": GPT2,
+    "bert": BERT,
+    "roformer": ROFORMER,
+    "t5": T5,
+    "mt5": T5,
+    "llama": LLAMA,
+    "qwen2": LLAMA,
+    "gpt_neox": GPT_NEOX,
+    "opt": OPT,
+}
+
+
+@dataclass(frozen=True)
+class Arch:
+    """What the maths of growth must know of an architecture beyond its table; (old, new) pairs
+    where growth changes the number."""
+
+    norm: str = "layernorm"  # layernorm | rmsnorm
+    post_norm: bool = False  # the norm writes the residual stream (BERT) instead of reading it
+    eps_in_config: bool = True  # False: the norm's epsilon is fixed in code (OPT)
+    activation: str = "gelu"  # of the FFN; with `gated`, of its gate
+    gated: bool = False
+    head_activation: str = ""  # of the dense layer before the output head (BERT's MLM), if any
+    scaled_attention: bool = True  # scores divided by sqrt(head_dim); T5's are not
+    rope: str = ""  # "" | half (Llama: pairs i, i + K/2) | pairs (RoFormer: pairs 2i, 2i + 1)
+    rotary: tuple[int, int] = (0, 0)  # rotated coordinates of a head
+    final_norm: str = "ln_f"  # the norm the output head reads
+    scaled_head: bool = False  # logits divided by sqrt(d) (T5)
 
 
 @dataclass(frozen=True)
 class Spec:
     """One parameter: what it is and the space of each of its axes, in stored order.
 
-    part: one of PARTS ("q|k|v" for a fused tensor); axes: space names; out: index of the output
-    axis (None for a vector); layer: its number or None; after: the norm it reads, or None.
+    part: one of PARTS ("q|k|v" for a fused tensor, however stored); axes: space names; out: index
+    of the output axis (None for a vector); layer: its number or None; after: the norm it reads.
     """
 
     name: str
@@ -67,6 +246,7 @@ class Spec:
     out: int | None
     layer: int | None
     after: str | None = None
+    per_head: bool = False  # a fused tensor whose parts alternate head by head
 
     @property
     def is_bias(self) -> bool:
@@ -95,23 +275,45 @@ class Row:
 
 def parse(table: str) -> list[Row]:
     """The rows of a table's text; malformed rows raise ValueError."""
-    rows = []
-    for line in filter(None, (line.strip() for line in table.splitlines())):
-        head, _, after = line.partition(" after ")
-        name, part, axes = head.split(None, 2)
-        unknown = set(part.split("|")) - set(PARTS)
-        if unknown:
-            raise ValueError(f"unknown part {sorted(unknown)} in axis table row: {line}")
-        arrow = re.search(r"<-|->", axes)
-        spaces = tuple(re.split(r"\s*(?:<-|->)\s*", axes.strip()))
-        out = None if arrow is None else (0 if arrow[0] == "<-" else 1)
-        pattern = re.compile(re.escape(name).replace(r"\*", r"(\d+)"))
-        rows.append(Row(pattern, part, spaces, out, after.strip() or None))
+    rows, prefix = [], ""
+    for line in filter(str.strip, table.splitlines()):
+        if line.startswith("in "):
+            prefix = line[3:].strip() + "."
+            continue
+        row, _, after = line.strip().partition(" after ")
+        if line.startswith(" "):
+            row, after = prefix + row, after and (prefix + after)
+        if "/" in after:
+            after = after.partition("/")[2]
+        rows += [parse_row(choice) for choice in spread(f"{row} after {after}")]
     return rows
 
 
-def specs(family: str, names) -> dict[str, Spec]:
-    """The Spec of every name, in the given order.
+def parse_row(line: str) -> Row:
+    head, _, after = line.partition(" after ")
+    name, part, axes = head.split(None, 2)
+    unknown = set(re.split("[|:]", part)) - set(PARTS)
+    if unknown:
+        raise ValueError(f"unknown part {sorted(unknown)} in axis table row: {line}")
+    arrow = re.search(r"<-|->", axes)
+    spaces = tuple(re.split(r"\s*(?:<-|->)\s*", axes.strip()))
+    out = None if arrow is None else (0 if arrow[0] == "<-" else 1)
+    pattern = re.compile(re.escape(name).replace(r"\*", r"(\d+)"))
+    return Row(pattern, part, spaces, out, after.strip() or None)
+
+
+def spread(line: str) -> list[str]:
+    """The rows a line with {a|b} stands for: one for each choice, the same for equal braces."""
+    braces = re.search(r"\{([^}]*)\}", line)
+    if not braces:
+        return [line]
+    rows = (spread(line.replace(braces[0], choice)) for choice in braces[1].split("|"))
+    return list(itertools.chain.from_iterable(rows))
+
+
+def specs(family: str, names, prefix: str = "") -> dict[str, Spec]:
+    """The Spec of every name, in the given order. `prefix` ("transformer."): names of a bare model
+    without its head lack it, and are looked up with it.
 
     Raises UserError for a family without a table, or for names that no row or two rows describe:
     an unknown parameter is never grown by guessing.
@@ -123,7 +325,7 @@ def specs(family: str, names) -> dict[str, Spec]:
         )
     rows, found = parse(TABLES[family]), {}
     for name in names:
-        hits = [(row, match) for row in rows if (match := row.pattern.fullmatch(name))]
+        hits = matches(rows, name) or matches(rows, prefix + name)
         if len(hits) != 1:
             raise UserError(
                 f"parameter {name!r} has {len(hits)} rows in the axis table {family!r}; it needs "
@@ -131,12 +333,20 @@ def specs(family: str, names) -> dict[str, Spec]:
             )
         row, match = hits[0]
         layer = match[1] if match.groups() else None
+        after = row.after.replace("*", layer) if row.after and layer else row.after
+        if after and not name.startswith(prefix) and match[0] != name:
+            after = after.removeprefix(prefix)  # the bare model's own name for its norm
         found[name] = Spec(
             name,
-            row.part,
+            row.part.replace(":", "|"),
             row.axes,
             row.out,
             None if layer is None else int(layer),
-            row.after.replace("*", layer) if row.after and layer else row.after,
+            after,
+            ":" in row.part,
         )
     return found
+
+
+def matches(rows: list[Row], name: str) -> list[tuple[Row, re.Match]]:
+    return [(row, match) for row in rows if (match := row.pattern.fullmatch(name))]
