@@ -23,6 +23,7 @@ from figures import style
 from rows import by_stage, load_rows, matched
 
 ZOOM = 0.6  # the right panel starts at this share of the stage's tokens
+MANY = 10  # above this many variants the single seeds are left out
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,14 @@ class Curve:
     tokens: np.ndarray
     mean: np.ndarray
     seeds: list[tuple[np.ndarray, np.ndarray]]
-    broken: list[tuple[np.ndarray, np.ndarray]]  # runs that did not finish
+    broken: list[tuple[np.ndarray, np.ndarray]]  # runs that did not finish, as far as they went
+    lost: int  # how many did not finish
     grown: bool
+
+    @property
+    def final(self) -> float:
+        """Mean final loss; infinite when no seed finished."""
+        return float(self.mean[-1]) if len(self.mean) else np.inf
 
 
 def draw(rows: list[dict], out: Path, allow_missing: bool = False) -> list[Path]:
@@ -73,7 +80,8 @@ def _curve(variant: str, rows: list[dict]) -> Curve:
     # one variant has one evaluation cadence; interpolation only guards against an odd last point
     mean = np.mean([np.interp(tokens, x, y) for x, y in seeds], axis=0) if seeds else tokens
     grown = any(row["parent"] for row in rows)
-    return Curve(variant, tokens, mean, seeds, [xy for xy in broken if len(xy[0])], grown)
+    drawn = [xy for xy in broken if len(xy[0])]
+    return Curve(variant, tokens, mean, seeds, drawn, len(broken), grown)
 
 
 def _xy(row: dict) -> tuple[np.ndarray, np.ndarray]:
@@ -90,25 +98,27 @@ def _picture(rows: list[dict]) -> plt.Figure:
     figure, (whole, zoom) = plt.subplots(1, 2, figsize=(12, 5.4), width_ratios=(1, 1.15))
     for axes in (whole, zoom):
         for curve in all_curves:
-            _plot(axes, curve, looks[curve.variant])
+            _plot(axes, curve, looks[curve.variant], len(all_curves) <= MANY)
         axes.set_xlabel("tokens of this stage (millions)")
+    _scale_whole(whole, all_curves)
+    _mark_broken(whole, all_curves, looks)
     _parent_line(whole, rows)
     whole.set_ylabel("validation loss (nats/token)")
-    whole.set_title("whole stage", loc="left")
+    n = max(len(curve.seeds) for curve in all_curves)
+    whole.set_title(f"whole stage, mean of {n} seed{'s' * (n != 1)}", loc="left")
     _scale_zoom(zoom, all_curves)
     zoom.set_title("last part, grown variants", loc="left")
     figure.tight_layout()
-    figure.subplots_adjust(right=0.79, wspace=0.2)
+    figure.subplots_adjust(right=0.77, wspace=0.2)
     _label_ends(zoom, all_curves, looks)
     return figure
 
 
-def _plot(axes: Axes, curve: Curve, look: dict) -> None:
-    for x, y in curve.seeds if len(curve.seeds) > 1 else []:
+def _plot(axes: Axes, curve: Curve, look: dict, show_seeds: bool) -> None:
+    for x, y in curve.seeds if show_seeds and len(curve.seeds) > 1 else []:
         axes.plot(x, y, color=look["color"], linewidth=0.7, alpha=0.3)
     for x, y in curve.broken:
         axes.plot(x, y, color=look["color"], linewidth=0.9, alpha=0.6)
-        axes.plot(x[-1:], y[-1:], "x", color=look["color"], markersize=8)
     axes.plot(curve.tokens, curve.mean, color=look["color"], linestyle=look["linestyle"])
 
 
@@ -127,6 +137,25 @@ def _parent_line(axes: Axes, rows: list[dict]) -> None:
         )
 
 
+def _scale_whole(axes: Axes, all_curves: list[Curve]) -> None:
+    """Losses up to the worst spike after growth: runs from scratch may enter from above."""
+    finished = [y for curve in all_curves if curve.grown for _, y in curve.seeds]
+    ends = [curve.mean[-1:] for curve in all_curves if len(curve.mean)]
+    if not ends:
+        return
+    top, bottom = max(map(np.max, finished + ends)), min(map(np.min, ends))
+    axes.set_ylim(bottom - 0.08 * (top - bottom), top + 0.08 * (top - bottom))
+
+
+def _mark_broken(axes: Axes, all_curves: list[Curve], looks: dict[str, dict]) -> None:
+    """A cross where a run broke off, at the top edge when its loss is above it."""
+    top = axes.get_ylim()[1]
+    for curve in all_curves:
+        for x, y in curve.broken:
+            color = looks[curve.variant]["color"]
+            axes.plot(x[-1], min(y[-1], top), "x", color=color, markersize=9, clip_on=False)
+
+
 def _scale_zoom(axes: Axes, all_curves: list[Curve]) -> None:
     """Last part of the stage; the loss range of the grown means within it."""
     grown = [curve for curve in all_curves if curve.grown and len(curve.tokens)]
@@ -142,34 +171,25 @@ def _scale_zoom(axes: Axes, all_curves: list[Curve]) -> None:
 
 def _label_ends(axes: Axes, all_curves: list[Curve], looks: dict[str, dict]) -> None:
     """Name and final loss of each variant beside its end, moved apart; arrows for those outside."""
-    ended = sorted((c for c in all_curves if len(c.tokens)), key=lambda c: c.mean[-1])
+    ordered = sorted(all_curves, key=lambda curve: curve.final)
     low, high = axes.get_ylim()
-    ends = [(curve.mean[-1] - low) / (high - low) for curve in ended]  # in axes heights
-    places = style.spread_labels([min(max(e, 0), 1.06) for e in ends], 0.056, 0.0, 1.06)
-    for curve, end, place in zip(ended, ends, places, strict=True):
-        outside = " ↑" if end > 1 else " ↓" if end < 0 else ""
-        look = looks[curve.variant]
-        text = f"{curve.variant} {curve.mean[-1]:.3f}{outside}"
-        if curve.broken:
-            text += f" ({len(curve.broken)} lost)"
-        if not outside:
-            axes.plot(
-                (1, 1.03),
-                (end, place),
-                transform=axes.transAxes,
-                clip_on=False,
-                color=look["color"],
-                linewidth=0.8,
-            )
-        axes.plot(
-            (1.035, 1.11),
-            (place, place),
-            transform=axes.transAxes,
-            clip_on=False,
-            color=look["color"],
-            linestyle=look["linestyle"],
-        )
-        axes.text(1.12, place, text, transform=axes.transAxes, va="center", fontsize=style.FONT)
+    ends = [(curve.final - low) / (high - low) for curve in ordered]  # in axes heights
+    places = style.spread_labels([min(max(e, 0), 1) for e in ends], 0.056, 0.0, 1.0)
+    for curve, end, place in zip(ordered, ends, places, strict=True):
+        color, dashes = (looks[curve.variant][name] for name in ("color", "linestyle"))
+        line = {"transform": axes.transAxes, "clip_on": False, "color": color}
+        if 0 <= end <= 1:
+            axes.plot((1, 1.03), (end, place), linewidth=0.8, **line)
+        axes.plot((1.035, 1.11), (place, place), linestyle=dashes, **line)
+        axes.text(1.12, place, _label(curve, end), transform=axes.transAxes, va="center")
+
+
+def _label(curve: Curve, end: float) -> str:
+    if not curve.seeds:
+        return f"{curve.variant} (all lost)"
+    arrow = " ↑" if end > 1 else " ↓" if end < 0 else ""
+    lost = f" ({curve.lost} lost)" if curve.lost else ""
+    return f"{curve.variant} {curve.final:.3f}{arrow}{lost}"
 
 
 def main() -> None:

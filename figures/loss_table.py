@@ -2,7 +2,7 @@
 
     python figures/loss_table.py results/tiny --out figures/tiny
 
-Dot and bar: mean over seeds and 95 % CI (Student t); faint dots: the seeds; hollow dot, no bar: one
+Dot and bar: mean over seeds and 95 % CI (Student t); small dots: the seeds; hollow dot, no bar: one
 seed, so no interval. Left of 0 is better than the baseline. What lies outside is an arrow.
 """
 
@@ -70,10 +70,13 @@ def _picture(rows: list[dict], baseline: str) -> plt.Figure:
         axes.set_xlabel("paired difference (nats/token), ← better")
         axes.locator_params(axis="x", nbins=5)
         axes.grid(False, axis="y")
-    panels[0].set_yticks(range(len(variants)), variants)
+        axes.tick_params(axis="y", length=0)
+    seeds = [contrast(rows, {v: 1, baseline: -1}, PANELS[0][1]).n for v in variants]
+    names = [f"{v}  n={n}" for v, n in zip(variants, seeds, strict=True)]
+    panels[0].set_yticks(range(len(variants)), names)
     panels[0].set_ylim(len(variants) - 0.4, -0.6)  # first variant on top
     figure.tight_layout()
-    figure.subplots_adjust(right=0.87, wspace=0.42)
+    figure.subplots_adjust(right=0.86, wspace=0.48)
     return figure
 
 
@@ -85,21 +88,15 @@ def _limit(estimates: list[Estimate]) -> float:
 
 
 def _draw_estimate(axes: Axes, y: int, found: Estimate, look: dict, limit: float) -> None:
-    text = f"{found.mean:+.4f} ± {found.half:.4f}" if found.n > 1 else f"{found.mean:+.4f} ± —"
+    text = f"{found.mean:+.4f} ± " + (f"{found.half:.4f}" if found.n > 1 else "—")
     if not found.n:
         text = "no finished pair"
-    axes.text(
-        1.02,
-        y,
-        f"{text}" + (f"  n={found.n}" if found.n else ""),
-        transform=axes.get_yaxis_transform(),
-        va="center",
-        fontsize=style.FONT - 2,
-    )
+    place = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": style.FONT - 2}
+    axes.text(1.03, y, text.replace("-", "−"), **place)
     if not found.n:
         return
     inside = [value for value in found.by_seed.values() if abs(value) <= limit]
-    axes.plot(inside, [y] * len(inside), ".", color=look["color"], alpha=0.35, markersize=9)
+    axes.plot(inside, [y + 0.24] * len(inside), ".", color=look["color"], alpha=0.5, markersize=6)
     if found.n > 1:
         ends = (max(found.low, -limit), min(found.high, limit))
         axes.plot(ends, (y, y), color=look["color"], linewidth=2.2)

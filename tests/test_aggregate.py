@@ -1,0 +1,495 @@
+"""Aggregation: paired statistics by hand and against scipy, each refusal, honest gaps, claims."""
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import aggregate
+from aggregate import load_rows, markdown, print_table, table, tokens_to_reach, write_table
+from claims import CLAIMS, claims, verdict
+from errors import UserError
+from paired import contrast, estimate
+from rows import MAX_ROW_BYTES, matched
+from tests.synthetic_rows import STAGE_TOKENS, diverged, grid, row, write
+
+ROOT = Path(aggregate.__file__).parent
+
+
+def line(df, variant, stage=2):
+    return df[(df.variant == variant) & (df.stage == stage)].iloc[0]
+
+
+# ---- statistics --------------------------------------------------------------------------------
+
+
+def test_interval_by_hand():
+    # differences 1, 2, 3: mean 2, sd 1, sem 1/sqrt(3), t(.975, 2) = 4.302653
+    found = estimate({0: 1.0, 1: 2.0, 2: 3.0})
+    assert found.mean == 2
+    assert found.half == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert found.p == pytest.approx(0.0741799, rel=1e-5)  # t = 2 sqrt(3)
+
+
+def test_paired_difference_equals_scipy_ttest_rel():
+    rows = grid(seeds=range(5))
+    df = table(rows)
+    for metric, name in (("val_loss", "val"), ("train_loss", "train")):
+        a, b = (
+            np.array([r["metrics"][metric] for r in rows if r["variant"] == variant])
+            for variant in ("full", "nrio")
+        )
+        expected = stats.ttest_rel(a, b)
+        interval = expected.confidence_interval(0.95)
+        got = line(df, "full")
+        assert got[f"d_{name}"] == pytest.approx((a - b).mean(), rel=1e-12)
+        assert got[f"d_{name}_p"] == pytest.approx(expected.pvalue, rel=1e-9)
+        assert got[f"d_{name}_ci"] == pytest.approx((interval.high - interval.low) / 2, rel=1e-9)
+        assert got[f"{name}_loss_ci"] == pytest.approx(
+            stats.t.ppf(0.975, 4) * a.std(ddof=1) / math.sqrt(5), rel=1e-12
+        )
+
+
+def test_pairing_is_by_seed_not_by_order():
+    rows = grid(("nrio", "srio"), range(4))
+    expected = table(rows)
+    shuffled = table(list(reversed(rows)))
+    assert line(shuffled, "srio").d_val_ci == pytest.approx(line(expected, "srio").d_val_ci)
+
+
+def test_unpaired_interval_would_be_wider():
+    # seeds differ by 0.004 each; pairing removes that
+    got = line(table(grid(seeds=range(5))), "full")
+    assert got.d_val_ci < got.val_loss_ci
+
+
+def test_contrast_of_four_variants():
+    values = {"a": (3.0, 5.0), "b": (1.0, 1.0), "c": (2.0, 2.0), "d": (1.0, 3.0)}
+    rows = []
+    for variant, losses in values.items():
+        for seed, loss in enumerate(losses):
+            rows.append(row(variant, seed))
+            rows[-1]["metrics"]["val_loss"] = loss
+    found = contrast(rows, {"a": 1, "b": -1, "c": -1, "d": 1}, "metrics.val_loss")
+    assert found.by_seed == {0: 1.0, 1: 5.0}
+
+
+def test_one_seed_has_no_interval():
+    df = table(grid(seeds=[0]))
+    got = line(df, "srio")
+    assert got.n == 1 and math.isfinite(got.d_val)
+    assert math.isnan(got.val_loss_ci) and math.isnan(got.d_val_ci) and math.isnan(got.d_val_p)
+    text = next(text for text in markdown(df).splitlines() if text.startswith("| srio "))
+    assert "± —" in text and "± 0.0000" not in text and "nan" not in text
+
+
+def test_baseline_has_no_difference_to_itself():
+    got = line(table(grid()), "nrio")
+    assert math.isnan(got.d_val) and got.d_val_n == 0
+
+
+def test_total_flops_and_costs_are_means():
+    rows = grid(("nrio", "srio"), range(2))
+    rows[0]["wall_s"], rows[1]["wall_s"] = 10.0, 20.0
+    got = line(table(rows), "nrio")
+    assert got.wall_s == 15 and got.flops_total == pytest.approx(2.1e13)
+    assert got.tokens_stage == STAGE_TOKENS
+
+
+# ---- tokens to reach scratch -------------------------------------------------------------------
+
+
+def test_tokens_to_reach_interpolates_and_adds_the_operators():
+    one = row("srio")
+    one["curve"] |= {"val_tokens": [0, 100, 200], "val": [5.0, 4.0, 2.0]}
+    assert tokens_to_reach(one, 3.0) == 150
+    assert tokens_to_reach(one, 4.5) == 50
+    assert tokens_to_reach(one, 6.0) == 0
+    assert math.isnan(tokens_to_reach(one, 1.9))
+    one["tokens"]["operator"] = 7
+    assert tokens_to_reach(one, 3.0) == 157
+
+
+def test_reach_needs_every_seed():
+    rows = grid(("scratch", "nrio", "srio"), range(2))
+    for one in rows:
+        if one["variant"] == "scratch":
+            one["metrics"]["val_loss"] = 3.0
+        else:
+            one["curve"] |= {"val_tokens": [0, STAGE_TOKENS], "val": [4.0, 2.0]}
+    rows[-1]["curve"]["val"] = [4.0, 3.5]  # srio, seed 1 never gets there
+    df = table(rows)
+    assert line(df, "nrio").reach_tokens == STAGE_TOKENS / 2
+    assert line(df, "nrio").reach_saving_pct == 50
+    assert math.isnan(line(df, "srio").reach_tokens) and line(df, "srio").reach_seeds == "1/2"
+    assert "not reached (1/2 seeds)" in markdown(df)
+    assert line(df, "scratch").reach_seeds == ""
+
+
+# ---- gaps and failures -------------------------------------------------------------------------
+
+
+def test_diverged_run_is_shown_and_in_no_mean():
+    rows = grid()
+    rows = [diverged(r) if (r["variant"], r["seed"]) == ("full", 1) else r for r in rows]
+    df = table(rows)
+    got = line(df, "full")
+    assert (got.n, got.diverged, got.seeds, got.d_val_n) == (2, 1, "0 2", 2)
+    text = markdown(df)
+    assert "2 (+1 diverged)" in text and "surviving seeds" in text
+
+
+def test_wholly_diverged_variant_keeps_its_line():
+    rows = grid(("nrio",)) + [diverged(r) for r in grid(("full",))]
+    df = table(rows)
+    assert line(df, "full").n == 0
+    assert "0 (+3 diverged)" in markdown(df)
+
+
+def test_missing_seed_is_refused_by_name():
+    rows = [r for r in grid() if (r["variant"], r["seed"]) != ("srio", 2)]
+    with pytest.raises(UserError, match="srio lacks 2"):
+        table(rows)
+
+
+def test_allow_missing_uses_common_seeds_and_says_so():
+    rows = [r for r in grid() if (r["variant"], r["seed"]) != ("srio", 2)]
+    df = table(rows, allow_missing=True)
+    assert set(df.n) == {2} and set(df.seeds) == {"0 1"}
+    assert "common seeds 0, 1" in markdown(df)
+
+
+def test_no_common_seed_is_refused():
+    with pytest.raises(UserError, match="no seed is common"):
+        table(grid(("nrio",), [0]) + grid(("srio",), [1]), allow_missing=True)
+
+
+def _change(row_, path, value):
+    *parents, last = path.split(".")
+    target = row_
+    for name in parents:
+        target = target[name]
+    target[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("manifest_hash", "cd" * 32, "manifest"),
+        ("preset", "mini", "presets"),
+        ("config.lr", 2e-3, "lr is"),
+        ("config.growth.operator", "other", "growth.operator"),
+        ("config.eval_tokens", 1, "eval_tokens"),
+        ("config.last_tokens", 1, "last_tokens"),
+        ("config.batch_size", 1, "batch_size"),
+        ("hardware.dtype", "bfloat16", "dtype"),
+        ("tokens.stage", 1, "stage tokens"),
+        ("seeds.data", 77, "seeds.data"),
+        ("parent.hash", "f" * 64, "same parent"),
+    ],
+)
+def test_incomparable_rows_are_refused(path, value, message):
+    rows = grid()
+    odd = next(r for r in rows if (r["variant"], r["seed"]) == ("srio", 1))
+    _change(odd, path, value)
+    with pytest.raises(UserError, match=message) as caught:
+        table(rows)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError):
+        claims(rows)
+
+
+@pytest.mark.parametrize("name", ["seed", "data_seed", "out", "device", "threads"])
+def test_seeds_and_paths_may_differ_between_seeds(name):
+    rows = grid()
+    rows[0]["config"][name] = "elsewhere"
+    table(rows)
+
+
+def test_operator_tokens_may_come_out_of_the_stage():
+    rows = grid()
+    for one in rows:
+        if one["variant"] == "srio":
+            one["tokens"] |= {"operator": 1000, "stage": STAGE_TOKENS - 1000}
+    table(rows)
+
+
+def test_unknown_baseline_lists_the_choices():
+    with pytest.raises(UserError, match="'nope'.*scratch, .*nrio"):
+        table(grid(), baseline="nope")
+
+
+def test_dirty_rows_and_commits_are_noted_not_refused():
+    rows = grid()
+    rows[0]["dirty"], rows[1]["commit"] = True, "1" * 40
+    text = markdown(table(rows))
+    assert "uncommitted working tree: scratch" in text and "2 commits" in text
+
+
+def _chain():
+    """Two stages; in the second each variant grows from its own first-stage result."""
+    rows = grid(("nrio", "srio"), range(2), stage=2)
+    for one in grid(("nrio", "srio"), range(2), stage=3):
+        one["parent"] |= {"run_id": f"{one['variant']}-s{one['seed']}-2", "hash": one["variant"]}
+        rows.append(one)
+    return rows
+
+
+def test_chain_has_one_table_per_stage_with_its_own_parents():
+    df = table(_chain())
+    assert list(df.stage) == [2, 2, 3, 3]
+    assert "## Stage 2" in markdown(df) and "## Stage 3" in markdown(df)
+
+
+def test_chain_mixed_with_a_foreign_parent_is_refused():
+    rows = _chain()
+    rows[-1]["parent"]["run_id"] = "somewhere-else"
+    with pytest.raises(UserError, match="same parent"):
+        table(rows)
+
+
+def test_stage_without_the_baseline_has_no_differences():
+    df = table(grid(("nrio", "srio")) + grid(("parent",), stage=1))
+    assert math.isnan(line(df, "parent", 1).d_val) and math.isfinite(line(df, "srio").d_val)
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+def test_rows_survive_the_disk(tmp_path):
+    rows = load_rows(write(grid(), tmp_path))
+    assert len(rows) == len(grid())
+    assert load_rows(tmp_path / "rows") == rows
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        "null",
+        "[" * 100_000,
+        "\ud800".encode("utf-8", "surrogatepass"),
+        b"\xff\xfe\x00",
+        "1" * 5000,
+    ],
+)
+def test_malformed_file_is_refused_by_name(tmp_path, text):
+    write(grid(("nrio",)), tmp_path)
+    bad = tmp_path / "rows" / "srio-s0.json"
+    bad.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match="srio-s0.json"):
+        load_rows(tmp_path)
+
+
+def test_half_written_row_is_refused_by_name(tmp_path):
+    write(grid(("nrio",)), tmp_path)
+    file = tmp_path / "rows" / "nrio-s1-2.json"
+    file.write_text(file.read_text()[:-200])
+    with pytest.raises(UserError, match="nrio-s1-2.json"):
+        load_rows(tmp_path)
+
+
+def test_oversized_row_is_refused_unread(tmp_path):
+    (tmp_path / "rows").mkdir()
+    with open(tmp_path / "rows" / "big.json", "wb") as file:
+        file.truncate(MAX_ROW_BYTES + 1)
+    with pytest.raises(UserError, match="big.json"):
+        load_rows(tmp_path)
+
+
+@pytest.mark.parametrize("field", sorted(row("nrio").keys() - {"command", "config_hash"}))
+def test_missing_or_mistyped_field_is_refused(tmp_path, field):
+    optional = {"reason", "lineage", "versions", "report", "finished"}
+    for value in ("absent", ["wrong"]):
+        one = row("nrio")
+        if value == "absent":
+            del one[field]
+        else:
+            one[field] = value
+        write([one | {"variant": "nrio", "seed": 0, "stage": 2}], tmp_path)
+        (tmp_path / "rows" / "nrio-s0-2.json").write_text(json.dumps(one))
+        if field in optional:
+            load_rows(tmp_path)
+        else:
+            with pytest.raises(UserError, match="nrio-s0-2.json"):
+                load_rows(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("schema", 2),
+        ("status", "running"),
+        ("seed", True),
+        ("stage", "../x"),
+        ("variant", "a|b"),
+        ("metrics.val_loss", None),
+        ("metrics.val_loss", float("nan")),
+        ("metrics.train_loss", 10**400),
+        ("curve.val", [1.0]),
+        ("curve.val", "abc"),
+        ("flops.total", "many"),
+        ("parent.hash", 3),
+    ],
+)
+def test_bad_value_is_refused(tmp_path, path, value):
+    one = row("nrio")
+    _change(one, path, value)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "x.json").write_text(json.dumps(one))
+    with pytest.raises(UserError, match="x.json"):
+        load_rows(tmp_path)
+
+
+def test_diverged_row_may_lack_its_numbers(tmp_path):
+    bad = diverged(row("nrio"))
+    bad["metrics"]["train_loss"] = float("nan")
+    bad["curve"] = {}
+    assert load_rows(write([bad], tmp_path))[0]["status"] == "diverged"
+
+
+def test_duplicate_row_is_refused(tmp_path):
+    write(grid(("nrio",), [0]), tmp_path)
+    (tmp_path / "rows" / "copy.json").write_text(json.dumps(row("nrio")))
+    with pytest.raises(UserError, match="copy.json.*nrio-s0-2.json"):
+        load_rows(tmp_path)
+
+
+def test_temp_files_are_not_rows(tmp_path):
+    write(grid(("nrio",)), tmp_path)
+    (tmp_path / "rows" / ".nrio-s9.json").write_text("{")
+    (tmp_path / "rows" / "nrio-s9.json.tmp").write_text("{")
+    assert len(load_rows(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("make", [lambda p: p / "absent", lambda p: p])
+def test_no_folder_or_no_rows(tmp_path, make):
+    with pytest.raises(UserError):
+        load_rows(make(tmp_path))
+
+
+# ---- claims ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "sign", "expected"),
+    [
+        ([-3, -2, -3, -2, -3], -1, "reproduced"),
+        ([3, 2, 3, 2, 3], -1, "not reproduced"),
+        ([3, 2, 3, 2, 3], +1, "reproduced"),
+        ([-3, 2, 3, -2, 1], -1, "inconclusive"),
+        ([-3, -2, -3, -2], -1, "inconclusive (n<5)"),
+        ([-3], -1, "inconclusive (n<5)"),
+    ],
+)
+def test_verdict(values, sign, expected):
+    assert verdict(estimate(dict(enumerate(values))), sign) == expected
+
+
+def _heading(text, name):
+    return next(t for t in text.splitlines() if t.startswith(f"### {name}:"))
+
+
+def _claim_rows(offsets, seeds=range(5)):
+    return [row(v, s, offset=o) for v, o in offsets.items() for s in seeds]
+
+
+def test_claims_reproduced_refuted_and_absent():
+    text = claims(_claim_rows({"nrio": 0, "full": -0.1, "ligo": 0.1, "srio": 0, "mrio": -0.1}))
+    assert _heading(text, "C1").endswith(": reproduced")
+    assert _heading(text, "C2").endswith(": not run")
+    assert _heading(text, "C3").endswith(": not reproduced")  # mrio beats srio; lrio is absent
+    assert _heading(text, "C4").endswith(": not run")
+    assert "no lrio" in text
+
+
+def test_claim_with_one_part_absent_is_not_reproduced_by_the_rest():
+    text = claims(_claim_rows({"nrio": 0, "full": -0.1}))
+    assert _heading(text, "C1").endswith(": not run in full")
+
+
+def test_few_seeds_decide_nothing():
+    text = claims(_claim_rows({"nrio": 0, "full": -0.1, "ligo": 0.1}, seeds=range(4)))
+    assert _heading(text, "C1").endswith(": inconclusive (n<5)")
+
+
+def test_claim_c4_reports_the_seed_spread():
+    text = claims(_claim_rows({"srio": 0, "srio-lo": -0.0001}))
+    assert "within the spread between seeds" in text.split("### C4")[1].split("### C5")[0]
+
+
+def test_claims_state_the_scale():
+    text = claims(grid())
+    assert "preset tiny" in text and "d 64 → 96" in text and "3 M tokens" in text
+
+
+def test_every_claim_of_the_paper_has_contrasts():
+    assert [claim.name for claim in CLAIMS] == ["C1", "C2", "C3", "C4", "C5", "C6"]
+    assert all(any(part.decides for part in claim.contrasts) for claim in CLAIMS)
+
+
+# ---- writing and the command -------------------------------------------------------------------
+
+
+def test_csv_holds_full_precision(tmp_path):
+    df = table(grid())
+    write_table(df, tmp_path)
+    import pandas as pd
+
+    back = pd.read_csv(tmp_path / "table.csv")
+    assert list(back.columns) == list(df.columns)
+    assert np.array_equal(back.d_val, df.d_val, equal_nan=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["table.csv", "table.md"]
+
+
+def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    (tmp_path / "table.csv").write_text("old")
+    monkeypatch.setattr(aggregate.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "x")))
+    with pytest.raises(OSError):
+        write_table(table(grid()), tmp_path)
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
+
+
+def test_printed_table_is_compact(capsys):
+    print_table(table(grid()))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 140
+    assert sum(text.startswith("| full ") for text in lines) == 1
+
+
+def test_inputs_are_not_changed():
+    rows = grid()
+    before = copy.deepcopy(rows)
+    table(rows), claims(rows), matched(rows)
+    assert rows == before
+
+
+def _run(*arguments):
+    command = [sys.executable, "aggregate.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_command_writes_all_three_the_same_twice(tmp_path):
+    write(grid(), tmp_path)
+    names = ("table.csv", "table.md", "claims.md")
+    first = _run(tmp_path)
+    assert first.returncode == 0 and "Δ val" in first.stdout, first.stderr
+    written = [(tmp_path / name).read_bytes() for name in names]
+    assert _run(tmp_path).returncode == 0
+    assert [(tmp_path / name).read_bytes() for name in names] == written
+
+
+def test_command_refuses_in_one_line_and_writes_nothing(tmp_path):
+    write(grid()[:-1], tmp_path)
+    result = _run(tmp_path, "--out", tmp_path / "out")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
+    assert "full lacks 2" in result.stderr and not (tmp_path / "out").exists()
+    assert _run(tmp_path, "--out", tmp_path / "out", "--allow-missing").returncode == 0

@@ -1,0 +1,100 @@
+"""Figures: files appear, the same rows give the same bytes, odd inputs are drawn or refused."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aggregate
+from aggregate import ORDER
+from errors import UserError
+from figures import loss_curves, loss_table, style
+from tests.synthetic_rows import diverged, grid, row, write
+
+ROOT = Path(aggregate.__file__).parent
+
+
+@pytest.mark.parametrize("module", [loss_curves, loss_table])
+def test_files_and_determinism(tmp_path, module):
+    rows = grid(("scratch", "nrio", "srio"), range(2))
+    first = module.draw(rows, tmp_path / "a")
+    again = module.draw(copy.deepcopy(rows), tmp_path / "b")
+    assert [p.suffix for p in first] == [".png", ".svg"]
+    for one, two in zip(first, again, strict=True):
+        assert one.read_bytes() == two.read_bytes()
+    assert b"<dc:date>" not in first[1].read_bytes()
+    rows[-1]["metrics"]["val_loss"] += 0.01
+    rows[-1]["curve"]["val"][-1] += 0.01
+    assert module.draw(rows, tmp_path / "c")[0].read_bytes() != first[0].read_bytes()
+
+
+@pytest.mark.parametrize("module", [loss_curves, loss_table])
+def test_one_seed_a_diverged_run_and_a_dead_variant(tmp_path, module):
+    rows = grid(("scratch", "nrio", "srio", "full", "zero-pad"), [0])
+    rows = [diverged(r) if r["variant"] in ("full", "zero-pad") else r for r in rows]
+    rows[-1]["curve"] = {}
+    module.draw(rows, tmp_path)
+
+
+@pytest.mark.parametrize("module", [loss_curves, loss_table])
+def test_one_picture_per_stage(tmp_path, module):
+    rows = grid(("nrio", "srio"), [0, 1], 2) + grid(("nrio", "srio"), [0, 1], 3)
+    names = {path.stem for path in module.draw(rows, tmp_path)}
+    assert len(names) == 2 and all("_stage" in name for name in names)
+
+
+@pytest.mark.parametrize("module", [loss_curves, loss_table])
+def test_incomparable_rows_are_refused(tmp_path, module):
+    rows = grid()
+    rows[0]["manifest_hash"] = "cd" * 32
+    with pytest.raises(UserError, match="manifest"):
+        module.draw(rows, tmp_path)
+    with pytest.raises(UserError, match="lacks"):
+        module.draw(grid()[1:], tmp_path)
+    module.draw(grid()[1:], tmp_path, allow_missing=True)
+
+
+def test_nothing_grown_or_no_baseline_is_refused(tmp_path):
+    with pytest.raises(UserError, match="nothing was grown"):
+        loss_curves.draw(grid(("scratch",)), tmp_path)
+    with pytest.raises(UserError, match="baseline"):
+        loss_table.draw(grid(("srio",)), tmp_path)
+
+
+def test_mean_curve_is_the_mean():
+    rows = grid(("nrio",), range(3))
+    curve = loss_curves.curves(rows)[0]
+    np.testing.assert_allclose(curve.mean, np.mean([r["curve"]["val"] for r in rows], axis=0))
+    np.testing.assert_allclose(curve.tokens, np.array(rows[0]["curve"]["val_tokens"]) / 1e6)
+
+
+def test_every_variant_looks_different():
+    looks = style.looks([*ORDER, "something-new"])
+    assert len(ORDER) >= 20
+    # black on brown etc. never relies on colour alone: (colour, dash, marker) differ
+    assert len({str(look) for look in looks.values()}) == len(ORDER) + 1
+    assert style.family("srio-lo") == "srio" and style.family("unknown") == ""
+
+
+def test_labels_are_moved_apart_and_stay_inside():
+    places = style.spread_labels([0.5, 0.5, 0.5, 0.99, 1.0], 0.1, 0.0, 1.0)
+    assert np.diff(places).min() >= 0.1 - 1e-12 and min(places) >= 0 and max(places) <= 1
+    crowded = style.spread_labels([0.5] * 30, 0.1, 0.0, 1.0)
+    assert min(crowded) >= -1e-9 and max(crowded) <= 1 and np.diff(crowded).min() > 0
+    assert style.spread_labels([], 0.1, 0, 1) == []
+
+
+@pytest.mark.parametrize("script", ["loss_curves", "loss_table"])
+def test_command_from_the_repo_root(tmp_path, script):
+    write([row(v, s) for v in ("scratch", "nrio", "srio") for s in range(2)], tmp_path)
+    command = [sys.executable, f"figures/{script}.py", str(tmp_path), "--out", str(tmp_path / "f")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert {p.name for p in (tmp_path / "f").iterdir()} == {f"{script}.png", f"{script}.svg"}
+    missing = subprocess.run(
+        [*command[:2], "absent", *command[3:]], cwd=ROOT, capture_output=True, text=True
+    )
+    assert missing.returncode == 2 and missing.stderr.count("\n") == 1
