@@ -1,0 +1,194 @@
+"""A run's folder: one config and one process own it; metrics, progress, and what ends a run."""
+
+import fcntl
+import json
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+import checkpoint
+from checkpoint import write_json
+from errors import UserError
+from training.processes import Place, share
+from training.settings import Run, State
+
+
+@contextmanager
+def run_folder(out: Path, identity: dict, place: Place) -> Iterator[dict | None]:
+    """Own `out` for this config and this process; yields the summary of a finished run or None."""
+    lock, outcome = None, (None, None)
+    try:
+        if place.rank == 0:
+            lock = take_lock(out)
+            outcome = (None, claim(out, identity))
+    except (UserError, OSError) as error:
+        if lock:
+            lock.close()
+        if place.size == 1:
+            raise
+        outcome = (str(error), None)
+    error, done = share(outcome, place)
+    if error:
+        raise UserError(error)
+    try:
+        yield done
+    finally:
+        if lock:
+            lock.close()
+
+
+def take_lock(out: Path):
+    """An open file that holds the folder's lock until it is closed or the process ends, by
+    whatever death. UserError if `out` is no run folder or another process has it."""
+    known = {"config.json", "lock", "metrics.jsonl", "progress.json", "done.json", "final"}
+    if out.exists() and not out.is_dir():
+        raise UserError(f"out is {out}, a file; choose a folder")
+    foreign = out.exists() and [p.name for p in out.iterdir() if not p.name.startswith(".")]
+    if foreign and not (out / "config.json").exists() and set(foreign) - known:
+        raise UserError(
+            f"out is {out}, which holds other files ({sorted(set(foreign) - known)[0]}, ...); "
+            f"choose an empty or new folder"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    lock = open(out / "lock", "a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = (out / "lock").read_text().strip() or "another process"
+        lock.close()
+        raise UserError(
+            f"run folder {out} is in use by {holder}; wait for it, stop it, or choose another --out"
+        ) from None
+    except OSError as error:  # some network file systems have no locks
+        print(f"{out}: no lock ({error.strerror}); start no second process", file=sys.stderr)
+    lock.truncate(0)
+    lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
+    lock.flush()
+    return lock
+
+
+def claim(out: Path, identity: dict) -> dict | None:
+    """Write config.json, or compare with the one there (UserError); done.json if it exists."""
+    path = out / "config.json"
+    if not path.exists():
+        write_json(path, {"hash": checkpoint.hash_json(identity), "config": identity})
+    theirs = checkpoint.read_json(path).get("config")
+    theirs, ours = flatten(theirs if isinstance(theirs, dict) else {}), flatten(identity)
+    keys = [k for k in sorted({*theirs, *ours}) if theirs.get(k) != ours.get(k)]
+    if keys:
+        shown = ", ".join(f"{k} ({theirs.get(k)} there, {ours.get(k)} here)" for k in keys[:4])
+        more = f" and {len(keys) - 4} more" if len(keys) > 4 else ""
+        raise UserError(f"{out} belongs to a run with another {shown}{more}; choose another --out")
+    return checkpoint.read_json(out / "done.json") if (out / "done.json").exists() else None
+
+
+def flatten(tree: dict, prefix: str = "") -> dict:
+    """{"model": {"d_model": 8}} -> {"model.d_model": 8}"""
+    flat = {}
+    for key, value in tree.items():
+        flat |= (
+            flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return flat
+
+
+class Log:
+    """metrics.jsonl, progress.json, the bar and the tracker, all of process 0; the others' is mute.
+
+    metrics.jsonl is cut back to the checkpoint's length first, so that after a resume it equals
+    that of an uninterrupted run but for tokens_per_s.
+    """
+
+    def __init__(self, run: Run, state: State, track: Callable[[dict], None] | None = None):
+        self.run, self.state, self.track, self.mute = run, state, track, run.place.rank > 0
+        if self.mute:
+            return
+        self.path = run.cfg.out / "metrics.jsonl"
+        self.file = open(self.path, "ab")
+        if self.file.tell() < state.metrics_bytes:
+            raise UserError(
+                f"{self.path} is shorter than its checkpoint knows; "
+                f"remove {run.cfg.out} to start again"
+            )
+        self.file.truncate(state.metrics_bytes)
+        self.began, self.first_step, self.told = time.monotonic(), state.step, 0.0
+        tty = sys.stderr.isatty()
+        self.bar = tqdm(
+            total=run.cfg.steps,
+            initial=state.step,
+            desc=run.name,
+            unit="step",
+            mininterval=0.2 if tty else 60,
+            dynamic_ncols=tty,
+        )
+
+    def row(self, **values: float) -> None:
+        """Add one line: step and tokens of this stage, and `values` (a NaN becomes null)."""
+        if self.mute:
+            return
+        row = {"step": self.state.step, "tokens": self.run.spent(self.state.step)[0]}
+        row |= {k: v if math.isfinite(v) else None for k, v in values.items()}
+        self.file.write((json.dumps(row) + "\n").encode())
+        self.file.flush()
+        self.state.metrics_bytes = self.file.tell()
+        if self.track:
+            self.track(row)
+        if "loss" in row:
+            self._show(row)
+
+    def _show(self, row: dict) -> None:
+        now, last = time.monotonic(), row["step"] == self.run.cfg.steps
+        self.bar.update()
+        if now - self.told < 0.5 and not last:
+            return
+        self.told = now
+        steps = row["step"] - self.first_step
+        speed = steps * self.run.tokens_per_step / max(now - self.began, 1e-9)
+        self.bar.set_postfix_str(f"loss {row['loss']}, {speed:,.0f} tok/s", refresh=False)
+        progress = {"step": row["step"], "steps": self.run.cfg.steps}
+        progress |= {"loss": row["loss"], "tokens_per_s": speed}
+        write_json(self.run.cfg.out / "progress.json", progress, durable=False)
+
+    def rows(self) -> list[dict]:
+        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+
+    def sync(self) -> None:
+        """On disk before the checkpoint that counts on it."""
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        if not self.mute:
+            self.bar.close()
+            self.file.close()
+
+
+def make_tracker(name: str, out: Path, run_name: str) -> Callable[[dict], None] | None:
+    """A function that sends one row of metrics.jsonl to tensorboard or wandb; UserError naming the
+    pip command where the package is missing; None for no tracker."""
+    if not name:
+        return None
+    try:
+        if name == "wandb":
+            import wandb
+        else:
+            from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(
+            f"tracker {name} is not installed here; run: pip install {name} (or leave it out)"
+        ) from None
+    if name == "wandb":
+        board = wandb.init(name=run_name, id=run_name, resume="allow")
+        return lambda row: board.log(row, step=row["step"])
+    writer = SummaryWriter(str(out / "tensorboard"))
+    return lambda row: [
+        writer.add_scalar(key, value, row["tokens"])
+        for key, value in row.items()
+        if value is not None and key not in ("step", "tokens")
+    ]

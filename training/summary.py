@@ -1,0 +1,156 @@
+"""What a run leaves behind: the meta of its checkpoints and the summary in done.json."""
+
+import math
+import platform
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import checkpoint
+from models.gpt import count_parameters, flops_per_token
+from training.processes import Place
+from training.settings import Run, State
+
+CURVE_POINTS = 200
+
+
+def describe(run: Run, state: State) -> dict:
+    """Checkpoint meta: config, counts of this stage and of the whole lineage, loop state."""
+    tokens, flops = run.spent(state.step)
+    return {
+        "config": asdict(run.model.cfg),
+        "run_id": run.name,
+        "config_hash": checkpoint.hash_json(run.identity),
+        "manifest_hash": run.corpus.manifest_hash,
+        "step": state.step,
+        "tokens": tokens,
+        "flops": flops,
+        "tokens_total": run.origin.tokens + tokens,
+        "flops_total": run.origin.flops + flops,
+        "lineage": run.origin.lineage,
+        "growth": run.origin.growth,
+        "state": asdict(state),
+    }
+
+
+def summarize(run: Run, state: State, reason: str | None, rows: list[dict]) -> dict:
+    """The result of a run as done.json has it. reason: why it diverged, or None; rows: the lines
+    of metrics.jsonl."""
+    corpus, growth = run.corpus, run.origin.growth or {}
+    losses = [(row["tokens"], row["loss"]) for row in rows if "loss" in row]
+    vals = [(row["tokens"], row["val_loss"]) for row in rows if "val_loss" in row]
+    tokens, flops = run.spent(state.step)
+    forward = flops_per_token(run.model.cfg, backward=False)
+    seeds = {"init": run.cfg.seed, "data": run.cfg.data_seed}
+    return {
+        "status": "diverged" if reason else "done",
+        "reason": reason,
+        "run_id": run.name,
+        "config": run.identity,
+        "config_hash": checkpoint.hash_json(run.identity),
+        "seeds": seeds | {"growth": (growth.get("settings") or {}).get("seed")},
+        "manifest_hash": corpus.manifest_hash,
+        "corpus": {
+            "source": corpus.manifest.get("source"),
+            "tokenizer": corpus.manifest["tokenizer"]["spec"],
+            "train_tokens": corpus.n_tokens("train"),
+            "val_tokens": corpus.n_tokens("val"),
+        },
+        "lineage": list(run.origin.lineage),
+        "parent": run.origin.parent,
+        "params": count_parameters(run.model.cfg),
+        "d_model": run.model.cfg.d_model,
+        "metrics": metrics(run, reason is None, losses, vals),
+        "tokens": run.origin.split("tokens", tokens),
+        # evaluation is not training: told apart, in no total
+        "flops": run.origin.split("flops", flops) | {"evaluation": state.eval_tokens * forward},
+        "wall_s": state.wall_s,
+        "tokens_per_s": tokens / state.train_s if state.train_s else 0.0,
+        "hardware": hardware(run.place),
+        "versions": versions(),
+        "curve": curve(losses, vals),
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def metrics(run: Run, ok: bool, losses: list[tuple], vals: list[tuple]) -> dict:
+    """The numbers a comparison reads; None where a diverged run has none.
+
+    train_loss: mean over the last cfg.last_tokens training tokens (whole steps); spike: loss right
+    after growth minus the parent's final loss, where both were measured on the same corpus.
+    """
+    window = max(1, round(run.cfg.last_tokens / run.tokens_per_step))
+    parent, start = run.origin.parent or {}, vals[0][1]
+    same = parent.get("manifest_hash") == run.corpus.manifest_hash
+    before = parent.get("val_loss") if same else None
+    return {
+        "train_loss": mean([loss for _, loss in losses[-window:]]) if ok else None,
+        "val_loss": vals[-1][1] if ok else None,
+        "val_loss_start": start,
+        "spike": None if before is None or start is None else start - before,
+    }
+
+
+def lineage_entry(run: Run, summary: dict) -> dict:
+    """This finished stage as its descendants will list it."""
+    growth = {k: v for k, v in (run.origin.growth or {}).items() if k != "report"}
+    return {
+        "stage": len(run.origin.lineage),
+        "run_id": run.name,
+        "hash": checkpoint.model_hash(run.model.state_dict()),
+        "d_model": run.model.cfg.d_model,
+        "tokens": summary["tokens"]["stage"],
+        "flops": summary["flops"]["stage"],
+        "growth": growth or None,
+        "val_loss": summary["metrics"]["val_loss"],
+        "train_loss": summary["metrics"]["train_loss"],
+        "manifest_hash": run.corpus.manifest_hash,
+    }
+
+
+def curve(losses: list[tuple], vals: list[tuple]) -> dict:
+    """Training loss as at most CURVE_POINTS block means, every validation loss; without NaNs."""
+    losses = [(t, v) for t, v in losses if v is not None]
+    vals = [(t, v) for t, v in vals if v is not None]
+    size = max(1, math.ceil(len(losses) / CURVE_POINTS))
+    blocks = [losses[i : i + size] for i in range(0, len(losses), size)]
+    return {
+        "tokens": [mean([t for t, _ in block]) for block in blocks],
+        "train": [mean([v for _, v in block]) for block in blocks],
+        "val_tokens": [t for t, _ in vals],
+        "val": [v for _, v in vals],
+    }
+
+
+def mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def versions() -> dict:
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    return found | {"numpy": np.__version__}
+
+
+def hardware(place: Place) -> dict:
+    if place.device.type == "cuda":
+        name = {"gpu": torch.cuda.get_device_name(place.device)}
+    else:
+        name = {"cpu": cpu_name()}
+    return name | {
+        "threads": torch.get_num_threads(),
+        "dtype": place.dtype,
+        "processes": place.size,
+    }
+
+
+def cpu_name() -> str:
+    """The model name as /proc/cpuinfo has it, or what Python knows elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    found = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return found[0] if found else platform.processor() or platform.machine()
