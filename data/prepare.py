@@ -94,8 +94,7 @@ def prepare(config: PrepareConfig) -> Path:
         _put_in_place(temp, out, settings, config.force)
     except BaseException:  # a full disk or Ctrl-C, too: nothing half-made stays
         shutil.rmtree(temp, ignore_errors=True)
-        if made is not None and not any(made.rglob("*.*")):
-            shutil.rmtree(made, ignore_errors=True)
+        _remove_empty(out.parent, made)
         raise
     print(summary(out, manifest, time.monotonic() - began))
     return out
@@ -217,6 +216,16 @@ def _first_missing(folder: Path) -> Path | None:
     while not folder.exists():
         missing, folder = folder, folder.parent
     return missing
+
+
+def _remove_empty(folder: Path, top: Path | None) -> None:
+    """Removes the folders from `folder` up to `top` that this preparation made and left empty."""
+    while top is not None and (folder == top or top in folder.parents):
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent
 
 
 def _put_in_place(temp: Path, out: Path, settings: dict, force: bool) -> None:

@@ -22,8 +22,8 @@ SPLITS = ("train", "val")
 SHARD_NAME = re.compile(r"(train|val)_\d{5}\.bin")  # also keeps paths out of the manifest
 MANIFEST_BYTES = 32 << 20
 # Pages read through a map count as our memory until they are let go: do so every so many windows
-# (a window touches up to 64 KiB + its own length, so this is about 128 MB).
-WINDOWS_BETWEEN_RELEASES = 2000
+# (a window touches up to 64 KiB + its own length, so this is about 32 MB).
+WINDOWS_BETWEEN_RELEASES = 500
 
 
 def read_manifest(folder: Path) -> dict:
@@ -55,23 +55,32 @@ def _manifest_problem(manifest: object) -> str | None:
         return f"vocab_size is {vocab!r}, not in 1..65535"
     if eot is not None and not (_is_count(eot) and eot < vocab):
         return f"eot is {eot!r}, not below vocab_size {vocab}"
-    tokenizer = manifest.get("tokenizer")
+    tokenizer, shards = manifest.get("tokenizer"), manifest.get("shards")
     if not isinstance(tokenizer, dict) or not all(
         isinstance(tokenizer.get(k), str) for k in ("spec", "hash")
     ):
         return "tokenizer has no spec and hash"
-    shards = manifest.get("shards")
     if not isinstance(shards, list):
         return "shards is not a list"
-    names = [s.get("name") if isinstance(s, dict) else None for s in shards]
-    for shard, name in zip(shards, names, strict=True):
-        if not isinstance(name, str) or not SHARD_NAME.fullmatch(name):
-            return f"shard name {str(name)[:80]!r} is not of the form train_00000.bin"
-        if not _is_count(shard.get("tokens")) or shard["tokens"] < 1:
-            return f"shard {name} has no token count"
-        if not re.fullmatch(r"[0-9a-f]{64}", str(shard.get("sha256"))):
-            return f"shard {name} has no sha256"
-    return "a shard is listed twice" if len(set(names)) < len(names) else None
+    problem = next(filter(None, map(_shard_problem, shards)), None)
+    if problem:
+        return problem
+    if len({shard["name"] for shard in shards}) < len(shards):
+        return "a shard is listed twice"
+    if manifest.get("manifest_hash") != manifest_hash(manifest):
+        return "its manifest_hash does not fit its content: altered"
+    return None
+
+
+def _shard_problem(shard: object) -> str | None:
+    name = shard.get("name") if isinstance(shard, dict) else None
+    if not isinstance(name, str) or not SHARD_NAME.fullmatch(name):
+        return f"shard name {str(name)[:80]!r} is not of the form train_00000.bin"
+    if not _is_count(shard.get("tokens")) or shard["tokens"] < 1:
+        return f"shard {name} has no token count"
+    if not re.fullmatch(r"[0-9a-f]{64}", str(shard.get("sha256"))):
+        return f"shard {name} has no sha256"
+    return None
 
 
 def _is_count(value: object) -> bool:
@@ -80,7 +89,7 @@ def _is_count(value: object) -> bool:
 
 def manifest_hash(manifest: dict) -> str:
     """sha256 over what defines the token stream; not over paths, dates or settings."""
-    keys = ("format", "vocab_size", "eot", "shards")
+    keys = ("format", "vocab_size", "eot")
     parts = {key: manifest[key] for key in keys}
     parts["tokenizer"] = {key: manifest["tokenizer"][key] for key in ("spec", "hash")}
     parts["shards"] = [[s["name"], s["tokens"], s["sha256"]] for s in manifest["shards"]]

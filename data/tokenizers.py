@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.shards import read_manifest
 from errors import UserError
 
 EOT_TEXT = "<|endoftext|>"
@@ -58,20 +59,19 @@ def make_tokenizer(spec: str, training_texts: Callable[[], Iterable[str]]) -> To
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a prepared corpus folder (see data/prepare.py)."""
-    from data.shards import read_manifest
-
     known = read_manifest(Path(folder))["tokenizer"]
     kind, _ = parse_spec(known["spec"])
+    path = Path(folder) / "tokenizer.json"
     if kind == "bpe":
-        path = Path(folder) / "tokenizer.json"
         try:
-            definition = path.read_text(encoding="utf-8")
+            tokenizer = bpe(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):
             raise UserError(f"{path} cannot be read; prepare the corpus again") from None
-        if _sha256(definition.encode()) != known["hash"]:
-            raise UserError(f"{path} is not the file its manifest names; prepare it again")
-        return bpe(definition)
-    return gpt2() if kind == "gpt2" else byte()
+    else:
+        tokenizer = gpt2() if kind == "gpt2" else byte()
+    if tokenizer.hash != known["hash"]:
+        raise UserError(f"{path} is not the tokenizer of its manifest; prepare the corpus again")
+    return tokenizer
 
 
 def byte() -> Tokenizer:
