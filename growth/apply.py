@@ -1,25 +1,44 @@
 """Grow one of our GPTs: sizes and ages from two configs, every parameter through the operator."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from errors import UserError
-from growth import nrio, srio
+from growth import ligo, lrio, mrio, net2net, nrio, sparkling, srio
+from growth.learn import Learned, LearnResult, learn, widen
 from growth.plan import GrowConfig, Plan
 from models.axes import specs
 from models.gpt import GPT, GPTConfig
 
-OPERATORS = {"nrio": nrio.grow_tensor, "srio": srio.grow_tensor}
+OPERATORS = {
+    "nrio": nrio.grow_tensor,
+    "srio": srio.grow_tensor,
+    "mrio": mrio.grow_tensor,
+    "net2net": net2net.grow_tensor,
+    "aki": net2net.grow_advanced,
+    "sparkling": sparkling.grow_tensor,
+}
+LEARNED = {  # start, maps, base, fold: growth/learn.py
+    "srio-lo": Learned(srio.turn_params, srio.turn_maps, nrio.grow_tensor, srio.fold),
+    "srio-free": Learned(srio.free_params, srio.free_maps, nrio.grow_tensor, srio.fold),
+    "mrio-lo": Learned(mrio.turn_params, mrio.turn_maps, nrio.grow_tensor, srio.fold),
+    "lrio": Learned(lrio.free_params, lrio.free_maps, nrio.grow_tensor, lrio.fold),
+    "lrio-orth": Learned(lrio.orthogonal_params, lrio.orthogonal_maps, nrio.grow_tensor, lrio.fold),
+    "ligo": Learned(ligo.init_params, ligo.maps, nrio.fold_norm, ligo.fold),
+}
 
 
 @dataclass(frozen=True)
 class Grown:
-    """A wider model: its weights by name, its config, and the plan that made it."""
+    """A wider model: its weights by name, its config, the plan that made it, and what learning the
+    operator gave and cost (None for a static one)."""
 
     weights: dict[str, torch.Tensor]
     cfg: GPTConfig
     plan: Plan
+    learned: LearnResult | None = None
 
 
 def plan_gpt(weights: dict, old: GPTConfig, new: GPTConfig, cfg: GrowConfig, ages=()) -> Plan:
@@ -42,23 +61,39 @@ def plan_gpt(weights: dict, old: GPTConfig, new: GPTConfig, cfg: GrowConfig, age
     )
 
 
-def grow(weights: dict, old: GPTConfig, d_new: int, cfg: GrowConfig, ages=()) -> Grown:
+def grow(
+    weights: dict,
+    old: GPTConfig,
+    d_new: int,
+    cfg: GrowConfig,
+    ages: tuple[int, ...] = (),
+    batches: Iterable | None = None,
+) -> Grown:
     """Widen a GPT's state_dict to `d_new` (head_dim kept, more heads).
 
+    batches: (x, y) tokens (B, T) for cfg.learn_steps steps; learned operators need them.
     Raises UserError for an unknown operator, an impossible width, or epsilon out of range.
     """
-    if cfg.operator not in OPERATORS:
-        raise UserError(
-            f"operator {cfg.operator!r} is unknown; choose one of {', '.join(OPERATORS)}"
-        )
+    names = (*OPERATORS, *LEARNED)
+    if cfg.operator not in names:
+        raise UserError(f"operator {cfg.operator!r} is unknown; choose one of {', '.join(names)}")
     new = old.widened(d_new)
     if new.d_model == old.d_model:
         raise UserError(f"new width {d_new} is the old width; growth needs a larger one")
-    plan = plan_gpt(weights, old, new, cfg, ages)
-    operator = OPERATORS[cfg.operator]
-    wide = {name: operator(plan, spec) for name, spec in plan.specs.items()}
+    plan, learned = plan_gpt(weights, old, new, cfg, ages), None
+    if cfg.operator in LEARNED:
+        if batches is None:
+            raise UserError(f"operator {cfg.operator!r} is learned and needs training batches")
+        operator = LEARNED[cfg.operator]
+        learned = learn(plan, operator, new, batches)
+        with torch.no_grad():
+            base = {name: operator.base(plan, spec) for name, spec in plan.specs.items()}
+            wide = widen(plan, operator, base, learned.params)
+    else:
+        operator = OPERATORS[cfg.operator]
+        wide = {name: operator(plan, spec) for name, spec in plan.specs.items()}
     check_covers(wide, new)
-    return Grown(wide, new, plan)
+    return Grown(wide, new, plan, learned)
 
 
 def check_covers(weights: dict, cfg: GPTConfig) -> None:

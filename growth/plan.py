@@ -2,8 +2,9 @@
 
 An operator is a module with one function, grow_tensor(plan, spec, params) -> the wide tensor of one
 named parameter. It sees a single parameter at a time (plus plan.weights for the norm it follows),
-so a checkpoint larger than memory can be streamed through it. Learned operators add
-init_params(plan); growth/learn.py trains what it returns and growth/apply.py folds the result.
+so a checkpoint larger than memory can be streamed through it. Learned operators are made of the
+four functions that growth/learn.py names; it trains their parameters and growth/apply.py folds
+them.
 """
 
 import zlib
@@ -32,9 +33,17 @@ class GrowConfig:
     std: float = 0.02  # random fill; residual writers use std / sqrt(2 n_layer)
     epsilon: float = 0.5  # gain of the new input block
     epsilon_reading: str = "row-sum"  # row-sum | block
+    epsilons: tuple[
+        float, ...
+    ] = ()  # mrio: one per older age, oldest first; empty: epsilon for all
     rotate_weights: bool = True
     rotate_embeddings: bool = True
     norm: str = "rotate"  # LayerNorm gains and shifts: rotate | keep | fold (into the readers)
+    noise: float = 0.01  # net2net, aki: RMS of the noise on copies, relative to the tensor's
+    learn_steps: int = 100  # learned operators: AdamW steps, counted in tokens and FLOPs
+    learn_batch: int = 16  # sequences per step
+    learn_lr: float = 1e-3  # constant
+    learn_weight_decay: float = 0.1  # all but LiGO learn a change from their start: decays to it
     seed: int = 0
 
     def __post_init__(self):
@@ -47,10 +56,19 @@ class GrowConfig:
                 raise UserError(
                     f"grow.{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}"
                 )
-        for name in ("dirichlet", "std"):
+        for name in ("dirichlet", "std", "learn_lr"):
             value = getattr(self, name)
             if not (np.isfinite(value) and value > 0):
                 raise UserError(f"grow.{name} is {value}; it must be a finite number > 0")
+        for name in ("learn_steps", "learn_batch"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise UserError(f"grow.{name} is {value!r}; it must be a whole number >= 1")
+        for name in ("noise", "learn_weight_decay"):
+            value = getattr(self, name)
+            if not (np.isfinite(value) and value >= 0):
+                raise UserError(f"grow.{name} is {value}; it must be a finite number >= 0")
+        object.__setattr__(self, "epsilons", tuple(self.epsilons))  # JSON gives a list
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,10 @@ class Plan:
     @property
     def d_new(self) -> int:
         return self.sizes["residual"][1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.weights.values())).dtype
 
     def size(self, space: str, tensor_size: int) -> tuple[int, int]:
         """(old, new) of an axis; spaces without a width (vocab, position) keep the tensor's."""

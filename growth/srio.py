@@ -1,9 +1,18 @@
-"""SRIO, static: the policies fill the new blocks, then every vector along the residual axis is
-rotated by the closed-form R of growth/rotation.py (writers W <- R W, readers W <- W R^T, gains and
-shifts gamma <- R gamma). All of it folds into the weights.
+"""SRIO: the policies fill the new blocks, then every vector along the residual axis is turned by R
+of growth/rotation.py: writers W <- R W, readers W <- W R^T, gains and shifts gamma <- R gamma. All
+of it folds into the weights.
 
-Exact only where the norm commutes with R: RMSNorm with its gain folded, any epsilon (with a new part
-that is silent); see growth/lossless.py for LayerNorm."""
+    srio       static, R in closed form from epsilon (recipe: "SRIO-SO")
+    srio-lo    an angle per side, learned ("SRIO-LO"); starts at the closed form
+    srio-free  the 2 x 2 row-sum matrix of each side, learned and unconstrained ("non-orthogonal")
+
+The learned forms have an output side and an input side. What writes the stream takes "out", and so
+does every vector: gains and shifts live in the coordinates that the writers set. What reads the
+stream takes "in". A tied head is its embedding, so it takes "out", which is what a stream turned by
+R_out needs from its head: E R_out^T R_out x = E x.
+
+Exact only where the norm commutes with R: RMSNorm with its gain folded, any epsilon (with a new
+part that is silent); see growth/lossless.py for LayerNorm."""
 
 import torch
 
@@ -14,8 +23,8 @@ from models.axes import Spec
 
 
 def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
-    wide = nrio.grow_tensor(plan, spec)
-    return rotate_residual(plan, spec, wide, matrix(plan)) if rotates(plan, spec) else wide
+    G = matrix(plan)
+    return fold(plan, spec, nrio.grow_tensor(plan, spec), {"out": G, "in": G})
 
 
 def matrix(plan: Plan) -> torch.Tensor:
@@ -31,9 +40,49 @@ def rotates(plan: Plan, spec: Spec) -> bool:
     return plan.cfg.rotate_weights and (spec.part != "embed" or plan.cfg.rotate_embeddings)
 
 
-def rotate_residual(plan: Plan, spec: Spec, wide: torch.Tensor, G: torch.Tensor) -> torch.Tensor:
-    """R along every residual axis; G of n x n acts on the last n ages, older ones counted as one."""
-    ages = plan.ages[-len(G) :]
-    for dim in spec.dims("residual"):
-        wide = rotate(wide, dim, ages, G)
+def fold(plan: Plan, spec: Spec, wide: torch.Tensor, maps: dict) -> torch.Tensor:
+    """R along every residual axis of `wide`; maps: side ("out", "in") -> G, n x n, which acts on
+    the last n ages (older ones count as one)."""
+    if rotates(plan, spec):
+        for dim in spec.dims("residual"):
+            G = maps[spec.side(dim)]
+            wide = rotate(wide, dim, plan.ages[-len(G) :], G)
     return wide
+
+
+def turn_params(plan: Plan) -> dict[str, torch.Tensor]:
+    return zero_angles(matrix(plan))
+
+
+def turn_maps(plan: Plan, params: dict) -> dict[str, torch.Tensor]:
+    return turned(matrix(plan), params)
+
+
+def zero_angles(G: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Per side the n(n-1)/2 angles (radians) that learning adds to the static G (n x n): zeros."""
+    n = len(G)
+    return {side: torch.zeros(n * (n - 1) // 2, dtype=G.dtype) for side in ("out", "in")}
+
+
+def turned(G: torch.Tensor, params: dict) -> dict[str, torch.Tensor]:
+    """exp(A) G per side, A skew with the learned angles below its diagonal; for 2 x 2 the angle
+    adds to theta. exp(0) = I, so learning starts at the static solution exactly."""
+    n, maps = len(G), {}
+    for side, angles in params.items():
+        A = torch.zeros(n, n, dtype=angles.dtype, device=angles.device)
+        A = A.index_put(tuple(torch.tril_indices(n, n, -1, device=angles.device)), angles)
+        maps[side] = torch.linalg.matrix_exp(A - A.T) @ G.to(angles)
+    return maps
+
+
+def free_params(plan: Plan) -> dict[str, torch.Tensor]:
+    """Per side what is added to the row-sum matrix S (2 x 2) of the closed form: zeros."""
+    return {side: torch.zeros(2, 2, dtype=torch.float64) for side in ("out", "in")}
+
+
+def free_maps(plan: Plan, params: dict) -> dict[str, torch.Tensor]:
+    """G per side from its row sums: S_ab = G_ab sqrt(n_b / n_a), so dG_ab = dS_ab sqrt(n_a /
+    n_b)."""
+    n = torch.tensor([plan.d_old, plan.d_new - plan.d_old], dtype=torch.float64)
+    G, scale = matrix(plan), (n[:, None] / n).sqrt()
+    return {side: G.to(dS) + dS * scale.to(dS) for side, dS in params.items()}

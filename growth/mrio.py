@@ -1,0 +1,55 @@
+"""MRIO: SRIO for a model that grew before. One all-ones direction u_i per growth age; the rotation
+lives in their span.
+
+    mrio     static: one Givens rotation per older age i, in the plane (u_i, u_new), whose angle is
+             the closed form for that age alone: theta(epsilon_i, n_i, n_i + n_new)
+             (growth/rotation.py)
+    mrio-lo  per side exp(A) G, A skew (k+1 x k+1), learned; starts at the static G
+
+With one older age it is SRIO, bit for bit. Ages come from the checkpoint's lineage (plan.ages).
+"""
+
+from functools import reduce
+
+import torch
+
+from errors import UserError
+from growth import nrio, srio
+from growth.plan import Plan
+from growth.rotation import givens, theta
+from models.axes import Spec
+
+
+def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+    G = matrix(plan)
+    return srio.fold(plan, spec, nrio.grow_tensor(plan, spec), {"out": G, "in": G})
+
+
+def matrix(plan: Plan) -> torch.Tensor:
+    """G (k+1 x k+1, float64) over the ages, oldest first; the oldest age is turned first."""
+    sizes = [b - a for a, b in zip((0, *plan.ages), plan.ages, strict=False)]
+    n_new, n_ages = sizes[-1], len(sizes)
+    turns = []
+    for i, (n, epsilon) in enumerate(zip(sizes, epsilons(plan), strict=False)):
+        angle = theta(epsilon, n, n + n_new, plan.cfg.epsilon_reading)
+        turns.append(givens(angle, n_ages, i))
+    return reduce(lambda done, turn: turn @ done, turns)
+
+
+def turn_params(plan: Plan) -> dict[str, torch.Tensor]:
+    return srio.zero_angles(matrix(plan))
+
+
+def turn_maps(plan: Plan, params: dict) -> dict[str, torch.Tensor]:
+    return srio.turned(matrix(plan), params)
+
+
+def epsilons(plan: Plan) -> tuple[float, ...]:
+    """One epsilon per older age, oldest first; by default all equal."""
+    n_older, given = len(plan.ages) - 1, plan.cfg.epsilons
+    if given and len(given) != n_older:
+        raise UserError(
+            f"epsilons has {len(given)} values but this model has {n_older} older ages "
+            f"({', '.join(map(str, plan.ages[:-1]))}); give {n_older}, or none for epsilon everywhere"
+        )
+    return given or (plan.cfg.epsilon,) * n_older

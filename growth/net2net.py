@@ -1,0 +1,88 @@
+"""Copies of old units, old ones first (comparison rows; our own code).
+
+    net2net  Net2Net (arXiv 1511.05641), for Transformers bert2BERT's FPI (arXiv 2110.07143): what
+             writes a space is copied, what reads it is divided by how often each unit now stands
+             there, so sums are unchanged; a little noise keeps twins from staying twins
+    aki      bert2BERT's advanced initialisation: new output rows come from the layer above, not
+             from the same layer (the last layer and the embeddings keep net2net's)
+
+Each layer draws which whole heads and neurons to copy, the residual stream draws once; all as
+evenly as the ratio allows. A tied head has no input scale of its own, so the final norm carries it.
+Function-preserving at whole ratios without noise. At others not: LayerNorm and RMSNorm then weigh
+some coordinates twice.
+"""
+
+import torch
+
+from errors import UserError
+from growth.plan import Plan
+from models.axes import Spec
+
+
+def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+    wide = copy_units(plan, spec, plan.weights[spec.name], drawn, one_over_count)
+    return wide + noise(plan, spec, wide) if spec.part != "norm" else wide
+
+
+def grow_advanced(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+    if len(spec.parts) > 1:
+        raise UserError(f"aki: {spec.name} is a fused tensor; use net2net for this architecture")
+    wide, above = grow_tensor(plan, spec), name_above(plan, spec)
+    dim = 0 if spec.out is None else spec.out
+    old, new = plan.size(spec.axes[dim], wide.shape[dim])
+    if above is None or old == new or spec.part == "norm":
+        return wide
+    # the layer above, read through this layer's copies: its rows must fit this layer's units
+    upper = copy_units(plan, spec, plan.weights[above], drawn, one_over_count)
+    return torch.cat([wide.narrow(dim, 0, old), upper.narrow(dim, old, new - old)], dim)
+
+
+def name_above(plan: Plan, spec: Spec) -> str | None:
+    """The same parameter one layer up; None in the last layer and outside the layers."""
+    name = spec.name.replace(f".{spec.layer}.", f".{(spec.layer or 0) + 1}.", 1)
+    return name if spec.layer is not None and name in plan.weights else None
+
+
+def copy_units(plan: Plan, spec: Spec, w: torch.Tensor, index, scale) -> torch.Tensor:
+    """w with unit index(..)[j] at every new place j of a growing axis, times scale(index) where the
+    parameter reads that axis."""
+    for dim, space in enumerate(spec.axes):
+        old, new = plan.size(space, 0)
+        if old == new:
+            continue
+        idx = index(plan, spec, space)
+        factor = scale(idx, old).to(w.dtype)
+        n_parts = len(spec.parts) if space != "residual" else 1  # q|k|v side by side
+        w = w.index_select(dim, torch.cat([idx + i * old for i in range(n_parts)]))
+        if spec.side(dim) == "in" or reads_for_tied_head(plan, spec):
+            w = w * factor.repeat(n_parts).view([-1 if i == dim else 1 for i in range(w.ndim)])
+    return w
+
+
+def reads_for_tied_head(plan: Plan, spec: Spec) -> bool:
+    """The gain and shift of the norm before a tied head: no reader row names that norm."""
+    norm = spec.name.rsplit(".", 1)[0]
+    return spec.part == "norm" and all(s.after != norm for s in plan.specs.values())
+
+
+def drawn(plan: Plan, spec: Spec, space: str) -> torch.Tensor:
+    """Old index of every new place: old units in order, then seeded draws without replacement."""
+    old, new = plan.sizes[space]
+    unit = plan.head_dim[0] if space in ("heads", "kv") else 1  # coordinates that move together
+    rng = plan.rng(f"copies:{None if space == 'residual' else spec.layer}:{space}")
+    rounds = [rng.permutation(old // unit) for _ in range(new // old)]
+    first = torch.arange(old // unit)
+    units = torch.cat([first, *map(torch.from_numpy, rounds)])[: new // unit]
+    return (units[:, None] * unit + torch.arange(unit)).flatten()
+
+
+def one_over_count(idx: torch.Tensor, old: int) -> torch.Tensor:
+    return 1 / torch.bincount(idx, minlength=old)[idx].double()
+
+
+def noise(plan: Plan, spec: Spec, wide: torch.Tensor) -> torch.Tensor:
+    """N(0, cfg.noise x the tensor's RMS) on every entry outside the old block."""
+    draw = plan.rng(f"{spec.name}:noise").standard_normal(tuple(wide.shape), dtype="float32")
+    fill = torch.from_numpy(draw).to(wide.dtype) * (plan.cfg.noise * wide.square().mean().sqrt())
+    fill[tuple(slice(n) for n in plan.weights[spec.name].shape)] = 0
+    return fill
