@@ -49,7 +49,7 @@ def epsilons(plan: Plan) -> tuple[float, ...]:
     n_older, given = len(plan.ages) - 1, plan.cfg.epsilons
     if given and len(given) != n_older:
         raise UserError(
-            f"epsilons has {len(given)} values but this model has {n_older} older ages "
-            f"({', '.join(map(str, plan.ages[:-1]))}); give {n_older}, or none for epsilon everywhere"
+            f"epsilons has {len(given)} values but this model has {n_older} older ages, of widths "
+            f"{', '.join(map(str, plan.ages[:-1]))}; give {n_older}, or none to use epsilon"
         )
     return given or (plan.cfg.epsilon,) * n_older
