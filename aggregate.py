@@ -36,28 +36,33 @@ class AggregateConfig:
     """Rows of finished runs to table.csv, table.md and claims.md."""
 
     folder: tyro.conf.Positional[Path]  # a results folder, e.g. results/tiny
-    baseline: str = BASELINE  # the variant that all others are paired with
+    baseline: str = ""  # the variant that all others are paired with; default: nrio
     out: Path | None = None  # where to write; default: the results folder
     allow_missing: bool = False  # use the seeds common to all variants instead of refusing
 
 
 def variant_key(variant: str) -> tuple:
     """Sort key of variants: scratch first, then by family, then unknown ones by name."""
-    return (ORDER.index(variant) if variant in ORDER else len(ORDER), variant)
+    name = variant.split("@")[0]  # a variant with overridden settings stands beside its original
+    return (ORDER.index(name) if name in ORDER else len(ORDER), variant)
 
 
-def table(rows: list[dict], baseline: str = BASELINE, allow_missing: bool = False) -> pd.DataFrame:
+def table(rows: list[dict], baseline: str = "", allow_missing: bool = False) -> pd.DataFrame:
     """One line per (stage, variant); undefined numbers are NaN. `df.attrs` holds baseline, notes.
 
     Means and CIs are over the seeds that finished (`n`); `d_*` are paired differences to
-    `baseline`. Raises UserError when rows may not be compared or no stage has the baseline.
+    `baseline` (empty: nrio, or none where no row is of nrio). Raises UserError when rows may not be
+    compared or the named baseline has no row.
     """
     rows, notes = matched(rows, allow_missing)
-    variants = sorted({row["variant"] for row in rows}, key=variant_key)
-    if baseline not in variants:
-        raise UserError(
-            f"baseline {baseline!r} has no row; choose --baseline from: {', '.join(variants)}"
-        )
+    named, baseline = baseline, baseline or BASELINE
+    if not any(row["variant"] == baseline for row in rows):
+        if named:
+            variants = sorted({row["variant"] for row in rows}, key=variant_key)
+            raise UserError(
+                f"baseline {named!r} has no row; choose --baseline from: {', '.join(variants)}"
+            )
+        notes.append(f"no row of {baseline}: no paired differences")
     records = []
     for stage, group in by_stage(rows):
         for variant in sorted({row["variant"] for row in group}, key=variant_key):

@@ -50,7 +50,8 @@ DONE_NUMBERS = (
 CURVE = (("tokens", "train"), ("val_tokens", "val"))
 
 # Settings that define the measurement: equal for all rows of a stage (matched by their last name).
-PROTOCOL = ("eval_tokens", "last_tokens", "batch_size")
+PROTOCOL = ("eval_tokens", "batch_size")
+WINDOW = ("last_tokens",)  # tokens that the training loss is averaged over
 # Settings that may differ between two runs of one variant: they do not change what is computed.
 RUN_ONLY = (
     *("seed", "init", "data", "out", "config_hash", "run_id", "parent", "parent_hash"),
@@ -134,8 +135,8 @@ def _problem(row: object) -> str | None:
     if row["schema"] != 1:
         return f"schema is {row['schema']}, this program reads 1"
     for name in ("preset", "variant", "stage"):  # they become file names and table cells
-        if not re.fullmatch(r"[\w][\w.,:=+-]{0,63}", str(row[name])):
-            return f"{name} {str(row[name])[:40]!r} must be 1 to 64 letters, digits or .,:=+-_"
+        if not re.fullmatch(r"\w[\w.,:=@+-]{0,127}", str(row[name])):
+            return f"{name} {str(row[name])[:40]!r} must be 1 to 128 letters, digits or .,:=@+-_"
     if row["status"] not in STATUSES:
         return f"status is {row['status']!r}, allowed: {', '.join(STATUSES)}"
     if row["parent"] is not None and not isinstance(row["parent"].get("hash"), str):
@@ -196,7 +197,7 @@ def matched(rows: list[dict], allow_missing: bool = False) -> tuple[list[dict], 
         _same_parent(group, rows)
         group, stage_notes = _common_seeds(stage, group, allow_missing)
         kept += group
-        notes += stage_notes
+        notes += stage_notes + _window_notes(stage, group)
     return kept, notes + _warnings(kept)
 
 
@@ -229,7 +230,7 @@ def _same_everywhere(rows: list[dict]) -> None:
 
 def _refuse_difference(group: list[dict], view, remedy: str) -> None:
     """UserError when `view(row)`, a dict, is not the same for all rows of `group`."""
-    first = view(group[0])
+    first = view(group[0]) if group else {}
     for row in group[1:]:
         other = view(row)
         for name in sorted(first.keys() | other.keys()):
@@ -258,14 +259,11 @@ def _run_only(dotted: str) -> bool:
 
 def _same_protocol(group: list[dict]) -> None:
     """Same evaluation, batch size, precision and stage tokens, so only the variant differs."""
-
-    def protocol(row: dict) -> dict:
-        pairs = ((name.split(".")[-1], value) for name, value in flatten(row["config"]))
-        settings = {name: value for name, value in pairs if name in PROTOCOL}
-        return settings | {"hardware.dtype": row["hardware"].get("dtype")}
-
-    _refuse_difference(group, protocol, "compare runs of one protocol only")
-    done = [r for r in group if r["status"] == "done" and r["variant"] not in OWN_BUDGET]
+    remedy = "compare runs of one protocol only"
+    _refuse_difference(group, lambda row: _settings(row, PROTOCOL) | _precision(row), remedy)
+    group = [row for row in group if not _own_budget(row)]
+    _refuse_difference(group, lambda row: _settings(row, WINDOW), remedy)
+    done = [row for row in group if row["status"] == "done"]
     if not done:
         return
     budget = Counter(number(row, "tokens.stage") for row in done).most_common(1)[0][0]
@@ -276,6 +274,31 @@ def _same_protocol(group: list[dict]) -> None:
                 f"{row_name(row)} trained {stage:,.0f} stage tokens, the others {budget:,.0f}; "
                 "compare runs of one token budget only"
             )
+
+
+def _window_notes(stage: int | str, group: list[dict]) -> list[str]:
+    """Says where a run with its own budget averages its training loss over another window."""
+    windows = {row["variant"]: _settings(row, WINDOW).get("last_tokens") for row in group}
+    usual = Counter(windows.values()).most_common(1)[0][0]
+    return [
+        f"stage {stage}: the training loss of {variant} is a mean over the last {window} tokens, "
+        f"that of the others over {usual}: compare its validation loss"
+        for variant, window in sorted(windows.items())
+        if window != usual
+    ]
+
+
+def _settings(row: dict, names: tuple) -> dict:
+    pairs = ((name.split(".")[-1], value) for name, value in flatten(row["config"]))
+    return {name: value for name, value in pairs if name in names}
+
+
+def _precision(row: dict) -> dict:
+    return {"hardware.dtype": row["hardware"].get("dtype")}
+
+
+def _own_budget(row: dict) -> bool:
+    return row["variant"].split("@")[0] in OWN_BUDGET
 
 
 def _same_data_order(group: list[dict]) -> None:

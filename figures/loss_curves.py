@@ -18,7 +18,7 @@ import tyro
 from matplotlib.axes import Axes
 
 from aggregate import variant_key
-from errors import UserError, exit_on_user_error
+from errors import exit_on_user_error
 from figures import style
 from rows import by_stage, load_rows, matched
 
@@ -54,11 +54,10 @@ class Curve:
 
 
 def draw(rows: list[dict], out: Path, allow_missing: bool = False) -> list[Path]:
-    """One picture per stage that holds grown models; returns the files written."""
+    """One picture per stage with grown models, or per stage if none has; returns the files."""
     rows, _ = matched(rows, allow_missing)
     stages = [(s, g) for s, g in by_stage(rows) if any(row["parent"] for row in g)]
-    if not stages:
-        raise UserError("no row has a parent: nothing was grown; run the grown variants first")
+    stages = stages or by_stage(rows)
     style.setup()
     paths = []
     for stage, group in stages:
@@ -107,9 +106,10 @@ def _picture(rows: list[dict]) -> plt.Figure:
     n = max(len(curve.seeds) for curve in all_curves)
     whole.set_title(f"whole stage, mean of {n} seed{'s' * (n != 1)}", loc="left")
     _scale_zoom(zoom, all_curves)
-    zoom.set_title("last part, grown variants", loc="left")
+    grown = any(curve.grown for curve in all_curves)
+    zoom.set_title("last part" + ", grown variants" * grown, loc="left")
     figure.tight_layout()
-    figure.subplots_adjust(right=0.77, wspace=0.2)
+    figure.subplots_adjust(right=0.78, wspace=0.2)
     _label_ends(zoom, all_curves, looks)
     return figure
 
@@ -139,7 +139,8 @@ def _parent_line(axes: Axes, rows: list[dict]) -> None:
 
 def _scale_whole(axes: Axes, all_curves: list[Curve]) -> None:
     """Losses up to the worst spike after growth: runs from scratch may enter from above."""
-    finished = [y for curve in all_curves if curve.grown for _, y in curve.seeds]
+    grown = [curve for curve in all_curves if curve.grown and curve.seeds]
+    finished = [y for curve in grown or all_curves for _, y in curve.seeds]
     ends = [curve.mean[-1:] for curve in all_curves if len(curve.mean)]
     if not ends:
         return

@@ -38,12 +38,9 @@ class TableConfig:
 def draw(
     rows: list[dict], out: Path, baseline: str = BASELINE, allow_missing: bool = False
 ) -> list[Path]:
-    """One picture per stage that holds the baseline; returns the files written."""
+    """One picture per stage that holds the baseline and others; returns the files written."""
     rows, _ = matched(rows, allow_missing)
-    stages = [(s, g) for s, g in by_stage(rows) if any(r["variant"] == baseline for r in g)]
-    if not stages:
-        names = ", ".join(sorted({row["variant"] for row in rows}, key=variant_key))
-        raise UserError(f"baseline {baseline!r} has no row; choose --baseline from: {names}")
+    stages = [(s, g) for s, g in by_stage(rows) if {baseline} < {r["variant"] for r in g}]
     style.setup()
     paths = []
     for stage, group in stages:
@@ -118,8 +115,10 @@ def _edge(axes: Axes, x: float, y: int, symbol: str, look: dict) -> None:
 
 def main() -> None:
     cfg = tyro.cli(TableConfig, description=__doc__)
-    for path in draw(load_rows(cfg.folder), cfg.out, cfg.baseline, cfg.allow_missing):
-        print(path)
+    paths = draw(load_rows(cfg.folder), cfg.out, cfg.baseline, cfg.allow_missing)
+    if not paths:
+        raise UserError(f"no stage of {cfg.folder} has {cfg.baseline!r} and another variant")
+    print(*paths, sep="\n")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = []
     for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
+        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata, bbox_inches="tight")
         paths.append(Path(folder) / f"{name}.{kind}")
         write_atomic(paths[-1], buffer.getvalue())
     plt.close(figure)

@@ -225,6 +225,27 @@ def test_unknown_baseline_lists_the_choices():
         table(grid(), baseline="nope")
 
 
+def test_without_nrio_there_are_no_differences_and_a_note():
+    df = table(grid(("scratch", "srio")))
+    assert df.d_val.isna().all() and "no row of nrio" in markdown(df)
+
+
+def test_longer_run_may_average_over_a_longer_window_and_it_is_noted():
+    rows = grid()
+    for one in rows:
+        if one["variant"] == "scratch-flops":
+            one["config"]["last_tokens"] = 600_000
+    assert "of scratch-flops is a mean over the last 600000 tokens" in markdown(table(rows))
+    rows[0]["config"]["last_tokens"] = rows[1]["config"]["last_tokens"] = 1
+    with pytest.raises(UserError, match="last_tokens"):
+        table(rows)
+
+
+def test_variant_with_overrides_is_a_variant_beside_its_original():
+    df = table(grid(("srio@epsilon=0.25@lr=0.001", "nrio", "srio", "full")))
+    assert list(df.variant) == ["nrio", "srio", "srio@epsilon=0.25@lr=0.001", "full"]
+
+
 def test_dirty_rows_and_commits_are_noted_not_refused():
     rows = grid()
     rows[0]["dirty"], rows[1]["commit"] = True, "1" * 40
