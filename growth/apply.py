@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from errors import UserError
-from growth import ligo, lrio, mrio, net2net, nrio, sparkling, srio
+from growth import exact_srio, ligo, lossless, lrio, mrio, net2net, nrio, pad, sparkling, srio
+from growth.exact import exact_config, new_head_dim
 from growth.learn import Learned, LearnResult, learn, widen
 from growth.plan import GrowConfig, Plan
-from models.axes import specs
+from models.axes import gpt_arch, specs
 from models.gpt import GPT, GPTConfig
 
 OPERATORS = {
@@ -19,6 +20,9 @@ OPERATORS = {
     "net2net": net2net.grow_tensor,
     "aki": net2net.grow_advanced,
     "sparkling": sparkling.grow_tensor,
+    "lossless": lossless.grow_tensor,
+    "pad": pad.grow_tensor,
+    "exact-srio": exact_srio.grow_tensor,
 }
 LEARNED = {  # start, maps, base, fold: growth/learn.py
     "srio-lo": Learned(srio.turn_params, srio.turn_maps, nrio.grow_tensor, srio.fold),
@@ -58,6 +62,7 @@ def plan_gpt(weights: dict, old: GPTConfig, new: GPTConfig, cfg: GrowConfig, age
         (*ages, old.d_model, new.d_model),
         weights,
         old.tied,
+        gpt_arch(old, new),
     )
 
 
@@ -69,7 +74,7 @@ def grow(
     ages: tuple[int, ...] = (),
     batches: Iterable | None = None,
 ) -> Grown:
-    """Widen a GPT's state_dict to `d_new` (head_dim kept, more heads).
+    """Widen a GPT's state_dict to `d_new` (head_dim kept, more heads, unless cfg.heads is wider).
 
     batches: (x, y) tokens (B, T) for cfg.learn_steps steps; learned operators need them.
     Raises UserError for an unknown operator, an impossible width, or epsilon out of range.
@@ -77,10 +82,11 @@ def grow(
     names = (*OPERATORS, *LEARNED)
     if cfg.operator not in names:
         raise UserError(f"operator {cfg.operator!r} is unknown; choose one of {', '.join(names)}")
-    new = old.widened(d_new)
+    new = old.widened(d_new, new_head_dim(cfg, old.head_dim, old.d_model, d_new))
     if new.d_model == old.d_model:
         raise UserError(f"new width {d_new} is the old width; growth needs a larger one")
     plan, learned = plan_gpt(weights, old, new, cfg, ages), None
+    new = exact_config(plan, old, new)
     if cfg.operator in LEARNED:
         if batches is None:
             raise UserError(f"operator {cfg.operator!r} is learned and needs training batches")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from errors import UserError
-from models.axes import Spec
+from models.axes import Arch, Spec
 
 POLICIES = ("random", "zero", "convex", "tiled")
 
@@ -33,11 +33,13 @@ class GrowConfig:
     std: float = 0.02  # random fill; residual writers use std / sqrt(2 n_layer)
     epsilon: float = 0.5  # gain of the new input block
     epsilon_reading: str = "row-sum"  # row-sum | block
-    epsilons: tuple[
-        float, ...
-    ] = ()  # mrio: one per older age, oldest first; empty: epsilon for all
+    epsilons: tuple[float, ...] = ()  # mrio: one per older age, oldest first; none: epsilon
     rotate_weights: bool = True
     rotate_embeddings: bool = True
+    heads: str = "more"  # more heads of one size, or wider ones: more | wider (exact operators)
+    gauge: str = "auto"  # scale of the exactly grown stream: auto | norm | eps (growth/gauge.py)
+    rope: str = "repeat"  # lossless, wider heads: repeat the frequencies | recompute (approximate)
+    noise_db: float | None = None  # lossless: exact noise on copies, this SNR in dB; None is none
     norm: str = "rotate"  # LayerNorm gains and shifts: rotate | keep | fold (into the readers)
     noise: float = 0.01  # net2net, aki: RMS of the noise on copies, relative to the tensor's
     learn_steps: int = 100  # learned operators: AdamW steps, counted in tokens and FLOPs
@@ -50,6 +52,9 @@ class GrowConfig:
         choices = {name: POLICIES for name in ("attn", "ffn", "embed")} | {
             "cross": ("random", "zero"),
             "norm": ("rotate", "keep", "fold"),
+            "heads": ("more", "wider"),
+            "gauge": ("auto", "norm", "eps"),
+            "rope": ("repeat", "recompute"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -87,6 +92,7 @@ class Plan:
     ages: tuple[int, ...]
     weights: Mapping[str, torch.Tensor] = field(repr=False)
     tied: bool = True
+    arch: Arch = Arch()
 
     @property
     def d_old(self) -> int:

@@ -23,7 +23,10 @@ A new family is one table here and one row of facts in models/hf.py.
 
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
 
 from errors import UserError
 
@@ -256,6 +259,27 @@ class Spec:
     def parts(self) -> list[str]:
         return self.part.split("|")
 
+    @property
+    def out_dim(self) -> int:
+        """The axis it writes along; a vector's only one."""
+        return self.out or 0
+
+    @property
+    def in_space(self) -> str | None:
+        """The space a matrix reads; None for a vector."""
+        return None if self.out is None else self.axes[1 - self.out]
+
+    def writes_residual(self, part: str) -> bool:
+        """True for embeddings, o, down and the MLM head's dense layer, and for their biases."""
+        return part != "norm" and self.axes[self.out_dim] == "residual"
+
+    def by_part(self, w: torch.Tensor, grow: Callable) -> torch.Tensor:
+        """`grow(part, piece)` for every part of a fused tensor, put together again."""
+        dim = next((i for i, axis in enumerate(self.axes) if axis != "residual"), 0)
+        pieces = w.chunk(len(self.parts), dim) if len(self.parts) > 1 else [w]
+        wide = [grow(part, piece) for part, piece in zip(self.parts, pieces, strict=True)]
+        return wide[0] if len(wide) == 1 else torch.cat(wide, dim)
+
     def side(self, dim: int) -> str:
         """'out' where the parameter writes along `dim` (every axis of a vector), else 'in'."""
         return "out" if self.out is None or dim == self.out else "in"
@@ -350,3 +374,15 @@ def specs(family: str, names, prefix: str = "") -> dict[str, Spec]:
 
 def matches(rows: list[Row], name: str) -> list[tuple[Row, re.Match]]:
     return [(row, match) for row in rows if (match := row.pattern.fullmatch(name))]
+
+
+def gpt_arch(old, new) -> Arch:
+    """Arch of our GPT (models/gpt.py) between two configs."""
+    rope = old.position == "rope"
+    return Arch(
+        norm=old.norm,
+        activation="silu" if old.activation == "swiglu" else old.activation,
+        gated=old.activation == "swiglu",
+        rope="half" if rope else "",
+        rotary=(old.head_dim, new.head_dim) if rope else (0, 0),
+    )

@@ -1,0 +1,145 @@
+"""Lossless k-fold width by repetition (the note, recipe 5a): the same function, exactly.
+
+Every space repeats its coordinates, interleaved, and carries them at a scale s:
+
+    x'_i = s x_{ceil(i/k)}          (i = 1 .. k d)
+
+so one rule covers every linear map from a space of scale s_in to one of scale s_out:
+
+    W' = s_out / (k s_in) * repeat(W),      b' = s_out * repeat(b),      gamma' = s_out * gamma
+
+With the stream at s = 1/sqrt(k) and k = 2 it gives the note's constants: w/2 and b/sqrt(2) for a
+linear layer, w/sqrt(2) and b before a GELU. After the GELU (s_in = 1) it gives w/(2 sqrt(2)) and
+b/sqrt(2); the note prints b/2 there, which is off by sqrt(2) (tests/test_lossless.py).
+
+Scales: residual and v 1/sqrt(k); q and k k^(-1/4) in wider heads and 1 in more heads (score_scale);
+FFN 1 before a curved activation, 1/sqrt(k) before a ReLU; a gate 1 and its `up` 1/sqrt(k), so that
+their product has 1/sqrt(k). Heads: "wider" repeats within each head; [x, x] over all of them would
+scramble heads. "more" repeats whole heads. Copies get equal gradients for ever; `noise_db` parts
+them: noise that sums to zero over the copies of each input, so the function stays exact.
+"""
+
+import math
+
+import torch
+
+from errors import UserError
+from growth.gauge import ConfigChange, gauge, head_growth, homogeneous, score_scale, width_root
+from growth.plan import Plan
+from models.axes import Spec
+
+
+def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+    return spec.by_part(plan.weights[spec.name], lambda part, w: repeat(plan, spec, part, w))
+
+
+def repeat(plan: Plan, spec: Spec, part: str, w: torch.Tensor) -> torch.Tensor:
+    for dim, space in enumerate(spec.axes):
+        if space in plan.sizes:
+            w = w.index_select(dim, repeat_index(plan, space))
+    w = w * scale(plan, spec, part)
+    return w if plan.cfg.noise_db is None else w + noise(plan, spec, part, w)
+
+
+def copies(plan: Plan) -> int:
+    """k = d_new / d_old; a UserError names the nearest widths when it is no whole number."""
+    if plan.d_new % plan.d_old:
+        k = plan.d_new // plan.d_old
+        raise UserError(
+            f"method lossless repeats every coordinate, so the new width must be a multiple of "
+            f"{plan.d_old}, not {plan.d_new}; the nearest are {max(2, k) * plan.d_old} and "
+            f"{(max(2, k) + 1) * plan.d_old}, or use method pad for any width"
+        )
+    return plan.d_new // plan.d_old
+
+
+def repeat_index(plan: Plan, space: str) -> torch.Tensor:
+    """(new,) the old index that each new coordinate of `space` repeats."""
+    k, new = copies(plan), torch.arange(plan.sizes[space][1])
+    hd = plan.head_dim[0]
+    if plan.cfg.heads == "more":
+        if space in ("heads", "kv"):  # whole heads: [h1, h1, h2, h2]; groups of GQA stay together
+            return new // hd // k * hd + new % hd
+        return new if space == "rotary" else new // k
+    if space == "head":
+        return new
+    if space in ("heads", "kv") and plan.arch.rope == "pairs":  # [x1, x2, x1, x2, x3, x4, ...]
+        return new // 2 // k * 2 + new % 2
+    return new // k  # half-split pairs (i, i + hd/2) stay pairs under plain interleaving
+
+
+def stream_scale(plan: Plan) -> float:
+    return 1 / math.sqrt(copies(plan)) if gauge(plan) == "norm" else 1.0
+
+
+def head_norm_scale(plan: Plan) -> float:
+    """Of the norm before the output head. Tied: s k s_embed / sqrt(k if T5) = 1. The note's BERT
+    rule "divide by an extra sqrt(k)" and its GPT rule "nothing to do" are this at 1/sqrt(k)."""
+    s = stream_scale(plan)
+    return width_root(plan) / (copies(plan) * s) if plan.tied else s
+
+
+def ffn_scale(plan: Plan) -> float:
+    plain = plan.arch.gated or homogeneous(plan.arch.activation)
+    return 1 / math.sqrt(copies(plan)) if plain else 1.0
+
+
+def out_scale(plan: Plan, spec: Spec, part: str) -> float:
+    """s of what this parameter produces."""
+    k, arch = copies(plan), plan.arch
+    if part == "norm":
+        is_final = spec.name.rsplit(".", 1)[0].endswith(arch.final_norm)
+        return head_norm_scale(plan) if is_final else stream_scale(plan)
+    if part in ("q", "k"):
+        return score_scale(plan, head_growth(plan))
+    if part == "dense":  # BERT's MLM head
+        return stream_scale(plan) if homogeneous(arch.head_activation) else 1.0
+    return {
+        "embed": stream_scale(plan),
+        "o": stream_scale(plan),
+        "down": stream_scale(plan),
+        "v": 1 / math.sqrt(k),
+        "up": ffn_scale(plan),
+        "head": width_root(plan) if spec.in_space == "residual" and not plan.tied else 1.0,
+    }.get(part, 1.0)  # gate, head, relpos, rotary, pool, fixed
+
+
+def in_scale(plan: Plan, spec: Spec, part: str, space: str) -> float:
+    """s of what this parameter reads."""
+    if space == "residual":
+        return head_norm_scale(plan) if part == "head" else stream_scale(plan)
+    return {"heads": 1 / math.sqrt(copies(plan)), "ffn": ffn_scale(plan)}.get(space, 1.0)
+
+
+def scale(plan: Plan, spec: Spec, part: str) -> float:
+    """s_out / (k s_in) for a matrix that reads a repeated space, s_out for everything else."""
+    s, space = out_scale(plan, spec, part), spec.in_space
+    reads = part not in ("embed", "relpos", "rotary") and space in plan.sizes
+    return s / (copies(plan) * in_scale(plan, spec, part, space)) if reads else s
+
+
+def noise(plan: Plan, spec: Spec, part: str, w: torch.Tensor) -> torch.Tensor:
+    """Noise at `noise_db` below w's RMS that sums to zero over the copies of each input."""
+    space = spec.in_space
+    if part in ("embed", "relpos", "rotary") or space not in plan.sizes:
+        return torch.zeros_like(w)  # no input is repeated, so nothing would cancel
+    dim, index = spec.axes.index(space) if spec.out != 0 else 1, repeat_index(plan, space)
+    rms = w.square().mean().sqrt() * 10 ** (-plan.cfg.noise_db / 20)
+    draw = torch.from_numpy(plan.rng(f"{spec.name}:{part}:noise").standard_normal(w.shape))
+    draw = draw.movedim(dim, 0)
+    sums = torch.zeros(plan.sizes[space][0], *draw.shape[1:], dtype=draw.dtype)
+    centred = draw - sums.index_add_(0, index, draw)[index] / copies(plan)
+    return (centred.movedim(0, dim) * rms).to(w.dtype)
+
+
+def config_change(plan: Plan) -> ConfigChange:
+    repeats = plan.arch.rope and plan.cfg.rope == "repeat"
+    return ConfigChange(
+        eps=stream_scale(plan) ** 2,
+        rope_repeat=copies(plan) if repeats and plan.cfg.heads == "wider" else 1,
+    )
+
+
+def check(plan: Plan) -> None:
+    """Raises UserError unless the width grows by a whole factor."""
+    copies(plan)

@@ -1,0 +1,151 @@
+"""Lossless growth to any width by mean padding (recipe 5b, after LEMON, arXiv 2310.07999).
+
+Pre-LN: the new coordinates of the stream carry the mean of the old ones, so LayerNorm subtracts the
+mean it always did and leaves 0 on them; its variance shrinks by d_old / d_new:
+
+    x' = s [x; mean(x)]     gamma' = gamma sqrt(d_old/d_new)     epsilon' = epsilon s^2 d_old/d_new
+
+Writers' new rows are the mean of their old rows. Readers' new columns meet 0 and are free, and so
+are the rows of new heads and neurons, whose outgoing columns are 0: no two units need be alike.
+RMSNorm: the same with 0 in place of the mean. Wider heads: old coordinates first in each head, new
+rows of k are 0, q and k grow by (hd_new/hd_old)^(1/4). RoPE's frequencies theta^(-2j/hd) stay where
+they were with theta' = theta^(hd_new/hd_old), so wider heads are exact under plain RoPE too.
+
+Post-LN (BERT): the norm writes the stream itself, y = gamma x^ + beta, and mean(y) depends on the
+input unless gamma is constant. We write mean(beta): exact for constant gamma, approximate otherwise
+(results/exactness.md has the measured error); the k-fold repeat of growth/lossless.py is exact.
+"""
+
+import math
+
+import torch
+
+from errors import UserError
+from growth.expand import expand_part
+from growth.gauge import ConfigChange, gauge, head_growth, score_scale, width_root
+from growth.plan import Plan
+from models.axes import Spec
+
+
+def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+    return spec.by_part(plan.weights[spec.name], lambda part, w: pad(plan, spec, part, w))
+
+
+def pad(plan: Plan, spec: Spec, part: str, w: torch.Tensor) -> torch.Tensor:
+    """One part, its residual axis padded and its heads in place."""
+    if part == "norm":
+        return pad_norm(plan, spec, w)
+    if part == "rotary":
+        return w.index_select(1, table_index(plan))
+    wide = silence(plan, spec, part, expand_part(plan, spec, part, w))
+    if spec.writes_residual(part):
+        fill_new_rows(wide, spec.out_dim, plan.d_old, plan.arch.norm == "layernorm")
+        wide *= stream_scale(plan)
+    if part == "head" and spec.in_space == "residual":
+        wide *= width_root(plan)
+    return arrange_heads(plan, spec, wide)
+
+
+def silence(plan: Plan, spec: Spec, part: str, wide: torch.Tensor) -> torch.Tensor:
+    """Old blocks first: zero what new heads and neurons send out, and new k rows of old heads."""
+    if part in ("q", "k"):
+        old = wide.narrow(spec.out_dim, 0, plan.sizes[spec.axes[spec.out_dim]][0])
+        old *= score_scale(plan)
+        if part == "k" and plan.cfg.heads == "wider":
+            zero_from(wide, spec.out_dim, old.shape[spec.out_dim])
+    space = spec.in_space
+    silent = ("heads", "ffn", "pooled", *(("residual",) if plan.arch.post_norm else ()))
+    if space in silent and space in plan.sizes:
+        zero_from(wide, spec.axes.index(space) if spec.out != 0 else 1, plan.sizes[space][0])
+    return wide
+
+
+def zero_from(wide: torch.Tensor, dim: int, start: int) -> None:
+    wide.narrow(dim, start, wide.shape[dim] - start).zero_()
+
+
+def fill_new_rows(wide: torch.Tensor, dim: int, d_old: int, mean: bool) -> None:
+    """New coordinates along `dim`: the mean of the old ones (LayerNorm) or 0 (RMSNorm)."""
+    new = wide.narrow(dim, d_old, wide.shape[dim] - d_old)
+    new.copy_(wide.narrow(dim, 0, d_old).mean(dim, keepdim=True).expand_as(new)) if mean else (
+        new.zero_()
+    )
+
+
+def pad_norm(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
+    is_final = spec.name.rsplit(".", 1)[0].endswith(plan.arch.final_norm)
+    writes = plan.arch.post_norm and not is_final
+    if spec.is_bias:
+        new = w.mean() if writes else w.new_zeros(())
+    else:
+        new = w.new_ones(())
+    wide = torch.cat([w, new.expand(plan.d_new - plan.d_old)])
+    if not spec.is_bias:
+        wide *= math.sqrt(plan.d_old / plan.d_new)
+    if is_final and plan.tied:
+        wide *= width_root(plan) / stream_scale(plan)
+    return wide * stream_scale(plan) if writes else wide
+
+
+def stream_scale(plan: Plan) -> float:
+    return 1.0 if gauge(plan) == "norm" else math.sqrt(plan.d_new / plan.d_old)
+
+
+def arrange_heads(plan: Plan, spec: Spec, wide: torch.Tensor) -> torch.Tensor:
+    """From [all old coordinates, all new ones] to each head's old ones then its new ones."""
+    if plan.cfg.heads == "more":
+        return wide
+    for dim, space in enumerate(spec.axes):
+        if space in ("heads", "kv"):
+            wide = wide.index_select(dim, head_order(plan, space))
+    return wide
+
+
+def head_order(plan: Plan, space: str) -> torch.Tensor:
+    """(new,) where each coordinate of the wide space stands in [old; new] order."""
+    old, new = plan.head_dim
+    n_head = plan.sizes[space][1] // new
+    place = torch.full((n_head, new), -1)
+    place[:, slots(plan)] = torch.arange(n_head * old).view(n_head, old)
+    place[place < 0] = torch.arange(n_head * old, n_head * new)
+    return place.flatten()
+
+
+def slots(plan: Plan) -> torch.Tensor:
+    """(hd_old,) where a head's old coordinates go: first, or, under half-split RoPE, first in each
+    of the two rotated halves, with unrotated coordinates (GPT-NeoX) after them."""
+    old, (r_old, r_new) = torch.arange(plan.head_dim[0]), plan.arch.rotary
+    if plan.arch.rope != "half":
+        return old
+    second = old - r_old // 2 + r_new // 2
+    return torch.where(old < r_old // 2, old, torch.where(old < r_old, second, old - r_old + r_new))
+
+
+def table_index(plan: Plan) -> torch.Tensor:
+    """(hd_new,) columns of RoFormer's stored table [sines; cosines]: old frequencies first, then
+    the same again (their keys are 0)."""
+    old, new = (hd // 2 for hd in plan.sizes["rotary"])
+    return torch.cat([torch.arange(new) % old, old + torch.arange(new) % old])
+
+
+def config_change(plan: Plan) -> ConfigChange:
+    rotary = plan.arch.rotary
+    stretch = plan.arch.rope == "half" and plan.cfg.heads == "wider"
+    return ConfigChange(
+        eps=stream_scale(plan) ** 2 * plan.d_old / plan.d_new,
+        theta_power=rotary[1] / rotary[0] if stretch else 1.0,
+    )
+
+
+def check(plan: Plan) -> None:
+    """Raises UserError where padding is impossible: fillers that need whole heads, odd halves."""
+    if plan.cfg.heads == "wider" and plan.cfg.attn in ("convex", "tiled"):
+        raise UserError(
+            f"grow.attn {plan.cfg.attn!r} fills whole heads, but heads wider has none; use "
+            f"heads more, or attn random or zero"
+        )
+    if plan.arch.rope and head_growth(plan) > 1 and plan.head_dim[1] % 2:
+        raise UserError(
+            f"RoPE turns pairs, so head_dim must be even, not {plan.head_dim[1]}; choose a width "
+            f"that is a multiple of {2 * plan.sizes['heads'][1] // plan.head_dim[1]}"
+        )
