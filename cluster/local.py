@@ -11,6 +11,7 @@ from pathlib import Path
 import submitit
 from submitit.helpers import clean_env, environment_variables
 
+from cluster.code import code_env, snapshot
 from cluster.job import (
     TARGET,
     Job,
@@ -23,7 +24,6 @@ from cluster.job import (
     state_file,
     write_json,
 )
-from cluster.snapshot import code_env, snapshot
 
 POLL_S = 0.25  # pause between two looks at the jobs
 ASK_AGAIN_S = 2.0  # a run that has just started may not listen yet when it is asked to stop

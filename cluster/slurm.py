@@ -14,6 +14,7 @@ import submitit
 import tomllib
 from submitit.helpers import clean_env, environment_variables
 
+from cluster.code import code_env, snapshot
 from cluster.job import (
     TARGET,
     Job,
@@ -29,7 +30,6 @@ from cluster.job import (
     write_json,
 )
 from cluster.local import thread_env
-from cluster.snapshot import code_env, snapshot
 from errors import UserError
 
 SHORT_MIN = 10  # submitit takes every signal for a time-out in jobs that are not longer than this

@@ -34,7 +34,8 @@ def run(out: str, run_id: str, spec: dict) -> None:
     caught: list[int] = []
     numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
     before = {n: signal.signal(n, lambda n, _: caught.append(n)) for n in numbers}
-    starts.append({"step": step, "pid": os.getpid(), "threads": os.environ.get("OMP_NUM_THREADS")})
+    threads = os.environ["OMP_NUM_THREADS"]
+    starts.append({"step": step, "pid": os.getpid(), "threads": threads, "file": __file__})
     try:
         while step < spec.get("steps", 3):
             time.sleep(spec.get("sleep", 0.05))

@@ -1,0 +1,156 @@
+"""The cluster layer on a real one-node Slurm (one_node.py), with a run that only counts."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import cluster
+from cluster import Job
+from errors import UserError
+from tests.slurm.conftest import Grid, wait_for
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+
+
+def test_child_starts_when_its_parent_is_done(grid):
+    sent = grid.submit(Job("parent", {"steps": 8}), Job("child", {"steps": 2}, needs=("parent",)))
+    assert sent == ["parent", "child"]
+    grid.wait("parent", "running")
+    child = grid.states()["child"]
+    assert (child.state, child.reason) == ("queued", "Dependency")
+    assert not (grid.out / "child").exists()
+    grid.wait("child", "done")
+    assert grid.is_done("parent") and grid.submit() == []  # nothing is submitted twice
+
+
+def test_failed_parent_ends_its_descendants_and_a_retry_runs_them(grid):
+    bad = Job("bad", {"fail": "width 7: must be even"})
+    others = [Job("child", needs=("bad",)), Job("grandchild", needs=("child",)), Job("good")]
+    grid.submit(bad, *others)
+    grid.wait("grandchild", "failed")
+    grid.wait("good", "done")
+    states = grid.states()
+    assert states["bad"].reason == "width 7: must be even"
+    assert "UserError: width 7" in open(states["bad"].log).read()
+    assert states["child"].reason == "parent bad failed"
+    pending = ["squeue", "-h", "-t", "PENDING"]
+    wait_for(lambda: not subprocess.check_output(pending), 10, grid.states)  # Slurm dropped them
+    assert grid.submit(Job("bad"), *others) == ["bad", "child", "grandchild"]
+    grid.wait("grandchild", "done")
+
+
+def test_killed_process_is_a_failure_with_a_reason(grid):
+    grid.submit(Job("killed", {"die": 9}))
+    assert grid.wait("killed", "failed").reason == "Slurm: FAILED"
+
+
+def test_signal_saves_within_a_step_and_requeues_only_that_array_task(grid):
+    grid.submit(*(Job(f"r{i}", {"steps": 40, "sleep": 0.2}) for i in range(3)))
+    assert len({grid.job_id(f"r{i}").split("_")[0] for i in range(3)}) == 1  # one array
+    for i in range(3):
+        grid.wait_step(f"r{i}", 3)
+    before = grid.count("r1")["step"]
+    grid.signal("r1", "USR2")
+    for i in range(3):
+        grid.wait(f"r{i}", "done")
+    starts = grid.count("r1")["starts"]
+    assert len(starts) == 2 and before <= starts[1]["step"] <= before + 2
+    assert [grid.note(f"r{i}")["restarts"] for i in range(3)] == [0, 1, 0]
+    assert [len(grid.count(f"r{i}")["starts"]) for i in range(3)] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("name", ["USR1", "TERM"])
+def test_other_signals_of_a_preemption_requeue_too(grid, name):
+    grid.submit(Job("parent", {"steps": 20, "sleep": 0.2}), Job("child", needs=("parent",)))
+    grid.wait_step("parent", 3)
+    grid.signal("parent", name)
+    grid.wait("child", "done")  # the dependency outlives the requeue
+    assert len(grid.count("parent")["starts"]) == 2 and grid.note("parent")["restarts"] == 1
+
+
+def test_cancelled_run_saves_and_is_not_requeued(grid):
+    grid.submit(Job("long", {"steps": 1000, "sleep": 0.2}), Job("child", needs=("long",)))
+    grid.wait_step("long", 3)
+    assert cluster.cancel(grid.out) == ["long", "child"]
+    assert grid.wait("long", "failed").reason == "Slurm: CANCELLED"
+    wait_for(lambda: grid.note("long")["state"] == "stopped", 10, grid.states)
+    saved = grid.count("long")["step"]
+    grid.submit(Job("long", {"steps": saved + 2}), Job("child", needs=("long",)))
+    grid.wait("child", "done")
+    assert grid.count("long")["starts"][1]["step"] == saved
+
+
+def test_run_outlives_the_death_of_slurmd(grid, slurm):
+    grid.submit(Job("run", {"steps": 25, "sleep": 0.2}), Job("child", needs=("run",)))
+    grid.wait_step("run", 2)
+    slurm.kill("slurmd")
+    step = grid.count("run")["step"]
+    grid.wait_step("run", step + 5)
+    slurm.start_daemon("slurmd")
+    grid.wait("child", "done")
+    assert len(grid.count("run")["starts"]) == 1
+
+
+def test_two_tasks_by_srun_are_two_ranks(grid):
+    grid.submit(Job("ddp"), target="add_ranks", tasks_per_node=2, gpus_per_node=2)
+    grid.wait("ddp", "done")
+    ranks = [cluster.read_json(grid.out / "ddp" / f"rank{i}.json") for i in range(2)]
+    assert ranks == [{"sum": 3.0, "world": 2, "local": str(i)} for i in range(2)]
+
+
+def test_queued_run_uses_the_code_of_its_submission(grid, tmp_path, monkeypatch):
+    root = tmp_path / "repository"
+    copy_sources(root)
+    monkeypatch.setattr(cluster.code, "ROOT", root)
+    grid.submit(Job("first", {"steps": 10}), Job("second", needs=("first",)))
+    payload = root / "tests" / "slurm" / "payload.py"
+    payload.write_text("raise SystemError('edited after the submission')")
+    grid.wait("second", "done")
+    file = grid.count("second")["starts"][0]["file"]
+    assert file.startswith(cluster.read_json(grid.out / "slurm_jobs.json")["second"]["code"])
+    assert grid.submit(Job("third")) == ["third"]  # and a new submission uses the new code
+    assert "edited after" in grid.wait("third", "failed").reason
+
+
+def copy_sources(root: Path) -> None:
+    for name in ("errors.py", "cluster", "tests/slurm"):
+        copy = shutil.copytree if (cluster.code.ROOT / name).is_dir() else shutil.copy
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(cluster.code.ROOT / name, root / name)
+
+
+def test_refused_submission_is_a_user_error(grid):
+    with pytest.raises(UserError, match="invalid partition"):
+        grid.submit(Job("run"), partition="nowhere")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def timed_out(slurm, tmp_path_factory):
+    """A run with a limit of one minute, started first: the other tests run meanwhile."""
+    grid = Grid(tmp_path_factory.mktemp("timed_out"))
+    grid.submit(Job("run", {"steps": 1000, "sleep": 0.2}), minutes=1, signal_s=5)
+    return grid
+
+
+def test_timed_out_run_is_requeued_and_goes_on(timed_out):
+    wait_for(lambda: timed_out.note("run")["restarts"], 120, timed_out.states)
+    step = timed_out.count("run")["step"]
+    timed_out.wait_step("run", step + 2)
+    cluster.cancel(timed_out.out)
+    starts = timed_out.count("run")["starts"]
+    assert len(starts) == 2 and starts[1]["step"] == step > 100
+    assert "timed-out" in open(timed_out.states()["run"].log).read()
+
+
+def test_preempted_run_saves_and_comes_back(timed_out, grid, tmp_path_factory):
+    """After the timed-out run's test, for the urgent run takes the whole node."""
+    grid.submit(Job("low", {"steps": 30, "sleep": 0.2}))
+    grid.wait_step("low", 3)
+    urgent = Grid(tmp_path_factory.mktemp("urgent"))
+    urgent.submit(Job("urgent"), partition="urgent", extra={"exclusive": True})
+    urgent.wait("urgent", "done")
+    assert not grid.is_done("low")
+    grid.wait("low", "done")
+    assert len(grid.count("low")["starts"]) == 2
