@@ -20,15 +20,18 @@ from models.axes import Spec
 
 
 def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
-    wide = copy_units(plan, spec, plan.weights[spec.name], drawn, one_over_count)
-    return wide + noise(plan, spec, wide) if spec.part != "norm" else wide
+    def grow(part: str, w: torch.Tensor) -> torch.Tensor:
+        wide = copy_units(plan, spec, w, drawn, one_over_count)
+        return wide if part == "norm" else wide + noise(plan, f"{spec.name}:{part}", w, wide)
+
+    return spec.by_part(plan.weights[spec.name], grow)
 
 
 def grow_advanced(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
     if len(spec.parts) > 1:
         raise UserError(f"aki: {spec.name} is a fused tensor; use net2net for this architecture")
     wide, above = grow_tensor(plan, spec), name_above(plan, spec)
-    dim = 0 if spec.out is None else spec.out
+    dim = spec.out_dim
     old, new = plan.size(spec.axes[dim], wide.shape[dim])
     if above is None or old == new or spec.part == "norm":
         return wide
@@ -47,15 +50,13 @@ def copy_units(plan: Plan, spec: Spec, w: torch.Tensor, index, scale) -> torch.T
     """w with unit index(..)[j] at every new place j of a growing axis, times scale(index) where the
     parameter reads that axis."""
     for dim, space in enumerate(spec.axes):
-        old, new = plan.size(space, 0)
-        if old == new:
-            continue
-        idx = index(plan, spec, space)
-        factor = scale(idx, old).to(w.dtype)
-        n_parts = len(spec.parts) if space != "residual" else 1  # q|k|v side by side
-        w = w.index_select(dim, torch.cat([idx + i * old for i in range(n_parts)]))
-        if spec.side(dim) == "in" or reads_for_tied_head(plan, spec):
-            w = w * factor.repeat(n_parts).view([-1 if i == dim else 1 for i in range(w.ndim)])
+        old, new = plan.size(space, w.shape[dim])
+        if old < new:
+            idx = index(plan, spec, space)
+            w = w.index_select(dim, idx)
+            if spec.side(dim) == "in" or reads_for_tied_head(plan, spec):
+                factor = scale(idx, old).to(w.dtype)
+                w = (w.movedim(dim, -1) * factor).movedim(-1, dim)
     return w
 
 
@@ -80,9 +81,9 @@ def one_over_count(idx: torch.Tensor, old: int) -> torch.Tensor:
     return 1 / torch.bincount(idx, minlength=old)[idx].double()
 
 
-def noise(plan: Plan, spec: Spec, wide: torch.Tensor) -> torch.Tensor:
-    """N(0, cfg.noise x the tensor's RMS) on every entry outside the old block."""
-    draw = plan.rng(f"{spec.name}:noise").standard_normal(tuple(wide.shape), dtype="float32")
+def noise(plan: Plan, key: str, w: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+    """N(0, cfg.noise x the RMS of `wide`) on every entry outside the old block."""
+    draw = plan.rng(f"{key}:noise").standard_normal(tuple(wide.shape), dtype="float32")
     fill = torch.from_numpy(draw).to(wide.dtype) * (plan.cfg.noise * wide.square().mean().sqrt())
-    fill[tuple(slice(n) for n in plan.weights[spec.name].shape)] = 0
+    fill[tuple(map(slice, w.shape))] = 0
     return fill

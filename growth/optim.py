@@ -101,7 +101,7 @@ def rotated(plan: Plan, spec: Spec, m: torch.Tensor, kind: str) -> torch.Tensor:
 
 def copied(plan: Plan, spec: Spec, m: torch.Tensor, kind: str) -> torch.Tensor:
     """T (T^T T)^-1 m for an operator T that copies: T^T T is diagonal, found as T^T T 1."""
-    plan = replace(plan, cfg=replace(plan.cfg, noise=0.0))
+    plan = replace(plan, cfg=replace(plan.cfg, noise=0.0, noise_db=None))
     operator = OPERATORS[plan.cfg.operator]
 
     def T(w: torch.Tensor) -> torch.Tensor:

@@ -63,9 +63,7 @@ def test_convex_matrix_is_B_W_Bt(sizes):
 
 def test_convex_heads_mix_whole_heads_and_agree_across_q_k_v_o():
     p = grown(2, 3, head_dim=4, attn="convex")
-    mixes = [
-        combination(p, p.specs[f"h.0.attn.{part}.weight"], part, "heads") for part in "qkvo"
-    ]
+    mixes = [combination(p, p.specs[f"h.0.attn.{part}.weight"], part, "heads") for part in "qkvo"]
     assert all(torch.equal(mixes[0], mix) for mix in mixes[1:])
     blocks = mixes[0].view(3, 4, 2, 4).permute(0, 2, 1, 3)  # new head, old head, 4 x 4
     scale = blocks[..., 0, 0][..., None, None]
