@@ -161,7 +161,7 @@ def markdown(df: pd.DataFrame) -> str:
         lines += [f"## Stage {stage}: {df.attrs['scales'][stage]}", ""]
         lines += [*_aligned(_loss_cells(group)), ""]
         lines += [*_aligned(_cost_cells(group)), ""]
-    return "\n".join(lines + _legend(df)) + "\n"
+    return "\n".join(lines + _legend(df, MORE_IN_FILE)) + "\n"
 
 
 def print_table(df: pd.DataFrame) -> None:
@@ -172,7 +172,7 @@ def print_table(df: pd.DataFrame) -> None:
         cells = losses[["variant", "n", "val loss", "Δ val", "Δ train", "spike"]]
         cells = cells.join(costs[["stage tokens", "total FLOPs"]])
         print("\n".join(_aligned(cells)), end="\n\n")
-    print("\n".join(_legend(df)), flush=True)
+    print("\n".join(_legend(df, MORE_IN_TERMINAL)), flush=True)
 
 
 def write_table(df: pd.DataFrame, folder: Path) -> None:
@@ -197,19 +197,24 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise
 
 
-def _legend(df: pd.DataFrame) -> list[str]:
+def _legend(df: pd.DataFrame, more: str) -> list[str]:
     text = (
         "Losses in nats/token: mean ± 95 % CI over n seeds. "
         f"Δ = variant − {df.attrs['baseline']}, paired by seed, ± 95 % CI (Student t); negative is "
-        "better. p is two-sided; neither it nor the CI is corrected for the number of comparisons. "
-        "— = undefined (one seed has no interval). Train = mean over the last tokens of the stage. "
-        "Spike = validation loss right after growth − the parent's final one. To scratch = stage "
-        "and operator tokens until scratch's final validation loss, and the share of scratch's "
-        "stage tokens saved; the parent's own tokens are not counted. Total FLOPs = parent + "
-        "operator + stage."
+        "better. — = undefined (one seed has no interval). Train = mean over the last tokens of "
+        "the stage. Spike = validation loss right after growth − the parent's final one. Total "
+        f"FLOPs = parent + operator + stage. {more}"
     )
     notes = [textwrap.fill(f"- {note}", 100, subsequent_indent="  ") for note in df.attrs["notes"]]
     return [textwrap.fill(text, 100), *([""] if notes else []), *notes]
+
+
+MORE_IN_FILE = (
+    "p is two-sided; neither it nor a CI is corrected for the number of comparisons. To scratch = "
+    "stage and operator tokens until scratch's final validation loss, and the share of scratch's "
+    "stage tokens saved; the parent's own tokens are not counted."
+)
+MORE_IN_TERMINAL = "table.md adds training losses, p-values, tokens to reach scratch, and costs."
 
 
 def _loss_cells(group: pd.DataFrame) -> pd.DataFrame:
@@ -228,9 +233,8 @@ def _cost_cells(group: pd.DataFrame) -> pd.DataFrame:
     cells = pd.DataFrame({"variant": group["variant"]})
     cells["width"] = [_text(v, "{:.0f}") for v in group["d_model"]]
     for name in ("params", "tokens_stage", "tokens_operator"):
-        cells[name.replace("tokens_", "") + " tokens" * (name != "params")] = [
-            _text(v / 1e6, "{:.3g} M") for v in group[name]
-        ]
+        title = " ".join(reversed(name.split("_")))  # tokens_stage -> stage tokens
+        cells[title] = [_count(v) for v in group[name]]
     for part in ("parent", "operator", "stage", "total"):
         cells[f"{part} FLOPs"] = [_text(v, "{:.3g}") for v in group[f"flops_{part}"]]
     cells["tokens/s"] = [_text(v, "{:,.0f}") for v in group["tokens_per_s"]]
@@ -253,6 +257,14 @@ def _text(value: float, form: str) -> str:
     return form.format(value) if math.isfinite(value) else "—"
 
 
+def _count(value: float) -> str:
+    """A number of tokens or parameters: 960, 15.6 k, 44 M, 2.4 G."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return _text(value, "{:.0f}")
+
+
 def _p(p: float) -> str:
     return "<0.001" if p < 0.001 else _text(p, "{:.3f}")
 
@@ -262,13 +274,13 @@ def _reach_text(record: pd.Series) -> str:
         return "—"
     if not math.isfinite(record["reach_tokens"]):
         return f"not reached ({record['reach_seeds']} seeds)"
-    return f"{record['reach_tokens'] / 1e6:.3g} M ({record['reach_saving_pct']:.0f} % saved)"
+    return f"{_count(record['reach_tokens'])} ({record['reach_saving_pct']:.0f} % saved)"
 
 
 def _aligned(cells: pd.DataFrame) -> list[str]:
     """Markdown lines with padded columns: the first left, the others right."""
     columns = [[name, *cells[name].astype(str)] for name in cells]
-    widths = [max(map(len, column)) for column in columns]
+    widths = [max(3, *map(len, column)) for column in columns]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     padded = [[text.ljust(widths[0]) for text in columns[0]]]
     padded += [[text.rjust(w) for text in c] for c, w in zip(columns[1:], widths[1:], strict=True)]

@@ -142,8 +142,7 @@ def scale(rows: list[dict]) -> str:
     if done:
         widths = [*_lineage_widths(row), row["d_model"]]
         parts.append(f"d {' → '.join(str(width) for width in dict.fromkeys(widths))}")
-        parts.append(f"{row['params'] / 1e6:.3g} M parameters")
-        parts.append(f"{row['tokens']['stage'] / 1e6:.3g} M tokens")
+        parts.append(f"{row['params']:,} parameters, {row['tokens']['stage']:,} tokens")
     corpus = row["corpus"]
     parts.append(f"corpus {corpus.get('source', '?')}, tokenizer {corpus.get('tokenizer', '?')}")
     return ", ".join(parts)

@@ -57,6 +57,7 @@ RUN_ONLY = (
     *("seed", "init", "data", "out", "config_hash", "run_id", "parent", "parent_hash"),
     *("device", "threads", "compile", "micro_batch", "tracker", "keep", "save_every", "gate_d_old"),
 )
+CHAIN = "chain from "
 OWN_BUDGET = ("scratch-flops",)  # trained to equal FLOPs, so its stage tokens differ by design
 
 
@@ -194,7 +195,7 @@ def matched(rows: list[dict], allow_missing: bool = False) -> tuple[list[dict], 
         _same_config(group)
         _same_protocol(group)
         _same_data_order(group)
-        _same_parent(group, rows)
+        notes += _same_parent(stage, group, rows)
         group, stage_notes = _common_seeds(stage, group, allow_missing)
         kept += group
         notes += stage_notes + _window_notes(stage, group)
@@ -309,19 +310,26 @@ def _same_data_order(group: list[dict]) -> None:
         )
 
 
-def _same_parent(group: list[dict], rows: list[dict]) -> None:
+def _same_parent(stage: int | str, group: list[dict], rows: list[dict]) -> list[str]:
     """Grown rows of one seed start from one checkpoint, or each from its own last stage.
 
-    The second case is a chain: there the parents differ by design, but not their first ancestor.
+    The second case is a chain: there the parents differ by design, but not their first ancestor,
+    and a note says so.
     """
-    for seed in sorted({row["seed"] for row in group}):
-        grown = [row for row in group if row["seed"] == seed and row["parent"] is not None]
-        if grown:
-            _refuse_difference(
-                grown,
-                lambda row: {"parent": _origin(row, rows)},
-                "variants of a seed must start from the same parent checkpoint",
-            )
+    grown = [row for row in group if row["parent"] is not None]
+    origins = {row["run_id"]: _origin(row, rows) for row in grown}
+    for seed in sorted({row["seed"] for row in grown}):
+        _refuse_difference(
+            [row for row in grown if row["seed"] == seed],
+            lambda row: {"parent": origins[row["run_id"]]},
+            "variants of a seed must start from the same parent checkpoint",
+        )
+    if not any(origin.startswith(CHAIN) for origin in origins.values()):
+        return []
+    return [
+        f"stage {stage}: each variant grows from its own model of the stage before, so its "
+        "differences are those of the whole chain"
+    ]
 
 
 def _origin(row: dict, rows: list[dict]) -> str:
@@ -330,7 +338,7 @@ def _origin(row: dict, rows: list[dict]) -> str:
         same_chain = (other["variant"], other["seed"]) == (row["variant"], row["seed"])
         earlier = stage_key(other["stage"]) < stage_key(row["stage"])
         if same_chain and earlier and other["run_id"] == row["parent"].get("run_id"):
-            return f"chain from {_origin(other, rows)}" if other["parent"] else "own chain"
+            return CHAIN + (_origin(other, rows) if other["parent"] else "its own start")
     return row["parent"]["hash"][:16]
 
 

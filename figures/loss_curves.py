@@ -167,6 +167,7 @@ def _scale_zoom(axes: Axes, all_curves: list[Curve]) -> None:
     inside = np.concatenate([curve.mean[curve.tokens >= ZOOM * end] for curve in shown])
     margin = 0.06 * (np.ptp(inside) or 0.01)
     axes.set_xlim(ZOOM * end, end)
+    axes.locator_params(axis="x", nbins=5)
     axes.set_ylim(inside.min() - margin, inside.max() + margin)
 
 
@@ -179,16 +180,18 @@ def _label_ends(axes: Axes, all_curves: list[Curve], looks: dict[str, dict]) -> 
     for curve, end, place in zip(ordered, ends, places, strict=True):
         color, dashes = (looks[curve.variant][name] for name in ("color", "linestyle"))
         line = {"transform": axes.transAxes, "clip_on": False, "color": color}
-        if 0 <= end <= 1:
+        beyond = len(curve.tokens) > 0 and curve.tokens[-1] > 1.001 * axes.get_xlim()[1]
+        if 0 <= end <= 1 and not beyond:
             axes.plot((1, 1.03), (end, place), linewidth=0.8, **line)
         axes.plot((1.035, 1.11), (place, place), linestyle=dashes, **line)
-        axes.text(1.12, place, _label(curve, end), transform=axes.transAxes, va="center")
+        axes.text(1.12, place, _label(curve, end, beyond), transform=axes.transAxes, va="center")
 
 
-def _label(curve: Curve, end: float) -> str:
+def _label(curve: Curve, end: float, beyond: bool) -> str:
+    """Arrows say where the end lies when the panel does not show it."""
     if not curve.seeds:
         return f"{curve.variant} (all lost)"
-    arrow = " ↑" if end > 1 else " ↓" if end < 0 else ""
+    arrow = " ↑" if end > 1 else " ↓" if end < 0 else " →" if beyond else ""
     lost = f" ({curve.lost} lost)" if curve.lost else ""
     return f"{curve.variant} {curve.final:.3f}{arrow}{lost}"
 

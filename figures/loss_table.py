@@ -67,7 +67,7 @@ def _picture(rows: list[dict], baseline: str) -> plt.Figure:
         axes.set_xlabel("paired difference (nats/token), ← better")
         axes.locator_params(axis="x", nbins=5)
         axes.grid(False, axis="y")
-        axes.tick_params(axis="y", length=0)
+        axes.tick_params(axis="y", length=0, pad=10)
     seeds = [contrast(rows, {v: 1, baseline: -1}, PANELS[0][1]).n for v in variants]
     names = [f"{v}  n={n}" for v, n in zip(variants, seeds, strict=True)]
     panels[0].set_yticks(range(len(variants)), names)

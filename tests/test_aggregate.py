@@ -266,6 +266,7 @@ def test_chain_has_one_table_per_stage_with_its_own_parents():
     df = table(_chain())
     assert list(df.stage) == [2, 2, 3, 3]
     assert "## Stage 2" in markdown(df) and "## Stage 3" in markdown(df)
+    assert "stage 3: each variant grows from its own model" in markdown(df).replace("\n  ", " ")
 
 
 def test_chain_mixed_with_a_foreign_parent_is_refused():
@@ -449,7 +450,7 @@ def test_claim_c4_reports_the_seed_spread():
 
 def test_claims_state_the_scale():
     text = claims(grid())
-    assert "preset tiny" in text and "d 64 → 96" in text and "3 M tokens" in text
+    assert "preset tiny" in text and "d 64 → 96" in text and "3,000,000 tokens" in text
 
 
 def test_every_claim_of_the_paper_has_contrasts():
