@@ -8,6 +8,7 @@ from pathlib import Path
 from cluster.job import read_json, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
+OUTPUTS = ("runs", "out", "corpora")
 
 
 def snapshot(out: Path) -> Path:
@@ -45,8 +46,9 @@ def _sources() -> list[str]:
     listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.py")
     if listed is not None:
         return sorted(path for path in listed.split("\0") if path and (ROOT / path).exists())
-    paths = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py")]
-    return sorted(path for path in paths if not path.startswith((".", "runs/", "out/")))
+    tops = [top for top in ROOT.iterdir() if top.name[0] != "." and top.name not in OUTPUTS]
+    files = [path for top in tops for path in ([top] if top.is_file() else top.rglob("*.py"))]
+    return sorted(str(path.relative_to(ROOT)) for path in files if path.suffix == ".py")
 
 
 def _git(*arguments: str) -> str | None:

@@ -1,0 +1,246 @@
+"""The cluster layer without a Slurm: local runs, signals, code copies, options, sbatch files."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import cluster
+from cluster import Job, SlurmConfig, job, load_config, run_local
+from errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = "tests.slurm.payload:run"
+
+
+def done_in(out: Path):
+    return lambda run_id: (out / run_id / "done.json").exists()
+
+
+def run(out: Path, *jobs: Job, n_jobs: int = 2, **options) -> dict[str, cluster.Status]:
+    return run_local(out, list(jobs), n_jobs, done_in(out), gpus=(), target=TARGET, **options)
+
+
+def count(out: Path, run_id: str = "run") -> dict:
+    return cluster.read_json(out / run_id / "count.json")
+
+
+# ---- the local scheduler
+
+
+def test_children_follow_their_parents_and_failures_pass_down(tmp_path):
+    seen: list[dict] = []
+    jobs = [
+        *(Job("child", needs=("parent",)), Job("parent"), Job("bad", {"fail": "width 7 is odd"})),
+        *(Job("lost", needs=("bad",)), Job("lost2", needs=("lost",)), Job("killed", {"die": 9})),
+    ]
+    states = run(tmp_path, *jobs, Job("orphan", needs=("nobody",)), on_progress=seen.append)
+    by_state = {run_id: (s.state, s.reason) for run_id, s in states.items()}
+    assert by_state == {
+        "parent": ("done", ""),
+        "child": ("done", ""),
+        "bad": ("failed", "width 7 is odd"),
+        "lost": ("failed", "parent bad failed"),
+        "lost2": ("failed", "parent lost failed"),
+        "killed": ("failed", "ended before it was done (killed? out of memory?)"),
+        "orphan": ("failed", "parent nobody failed"),
+    }
+    running = [[s.state for s in states.values()].count("running") for states in seen]
+    assert max(running) == 2
+    assert "width 7 is odd" in Path(states["bad"].log).read_text()
+    assert cluster.status(tmp_path, jobs, done_in(tmp_path))["lost2"].state == "failed"
+
+
+def test_finished_runs_are_not_started_again_and_threads_are_shared(tmp_path):
+    run(tmp_path, Job("run"))
+    first = count(tmp_path)
+    states = run(tmp_path, Job("run"), Job("other"), n_jobs=2)
+    assert count(tmp_path) == first and states["run"].state == "done"
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert count(tmp_path, "other")["starts"][0]["threads"] == str(share)
+
+
+def test_usr2_restarts_a_local_run_where_it_was(tmp_path):
+    sent = []
+
+    def interrupt(states):
+        if not sent and count(tmp_path).get("step", 0) >= 2:
+            sent.append(count(tmp_path)["starts"][0]["pid"])
+            os.kill(sent[0], signal.SIGUSR2)
+
+    assert run(tmp_path, Job("run", {"steps": 30}), on_progress=interrupt)["run"].state == "done"
+    first, second = count(tmp_path)["starts"]
+    assert first["step"] == 0 and second["step"] >= 2 and first["pid"] != second["pid"]
+
+
+def start_scheduler(out: Path, spec: dict) -> subprocess.Popen:
+    """run_local in a process group of its own, like a command in a terminal."""
+    code = f"""
+from pathlib import Path; from tests.test_cluster import run, Job
+run(Path({str(out)!r}), Job("run", {spec!r}), n_jobs=1)"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, process_group=0)
+    wait_for(lambda: count(out).get("step", 0) >= 2 or process.poll() is not None)
+    assert process.poll() is None
+    return process
+
+
+def wait_for(condition, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(") ", 1)[1][0] != "Z"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_scheduler_lets_runs_save_and_leaves_no_process(tmp_path, signum):
+    # a step takes longer than the second after which submitit's controller would kill the run
+    scheduler = start_scheduler(tmp_path, {"steps": 100, "sleep": 1.5})
+    pid, step = count(tmp_path)["starts"][0]["pid"], count(tmp_path)["step"]
+    os.killpg(scheduler.pid, signum)
+    assert scheduler.wait(20) == 128 + signum
+    assert not alive(pid) and count(tmp_path)["step"] == step + 1
+    state = cluster.status(tmp_path, [Job("run")], done_in(tmp_path))["run"]
+    assert (state.state, state.reason) == ("queued", "saved and stopped by a signal")
+
+
+def test_rerun_right_after_kill_9_waits_for_the_old_run(tmp_path):
+    scheduler = start_scheduler(tmp_path, {"steps": 100, "sleep": 1.5})
+    old, step = count(tmp_path)["starts"][0]["pid"], count(tmp_path)["step"]
+    scheduler.kill()
+    scheduler.wait()
+    assert alive(old)
+    assert run(tmp_path, Job("run", {"steps": step + 2}))["run"].state == "done"
+    assert not alive(old) and count(tmp_path)["starts"][1]["step"] == step + 1
+
+
+def test_second_scheduler_on_the_same_folder_is_refused(tmp_path):
+    scheduler = start_scheduler(tmp_path, {"steps": 1000})
+    states = cluster.status(tmp_path, [Job("run")], done_in(tmp_path))
+    assert states["run"].state == "running"
+    with pytest.raises(UserError, match=f"held by process {scheduler.pid} on"):
+        run(tmp_path, Job("run"))
+    scheduler.terminate()
+    assert scheduler.wait(20) == 143
+
+
+def test_longest_chain_first_and_parents_before_children():
+    chain = [Job("child", needs=("parent",), minutes=4), Job("parent", minutes=2)]
+    ordered = job.longest_first([*chain, Job("alone", minutes=5)])
+    assert [j.run_id for j in ordered] == ["parent", "alone", "child"]
+    with pytest.raises(UserError, match="need each other"):
+        job.longest_first([Job("a", needs=("b",)), Job("b", needs=("a",))])
+
+
+# ---- code copies
+
+
+def test_snapshot_holds_the_program_and_its_version(tmp_path):
+    folder = cluster.snapshot(tmp_path)
+    assert (folder / "cluster" / "job.py").read_bytes() == (ROOT / "cluster/job.py").read_bytes()
+    assert not (folder / ".venv").exists() and folder == cluster.snapshot(tmp_path)
+    command = [sys.executable, "-c", "import cluster; print(cluster.code_version())"]
+    env = {**os.environ, **cluster.code.code_env(folder)}
+    printed = subprocess.check_output(command, cwd=ROOT, env=env, text=True)
+    assert printed.strip() == str(cluster.code_version())
+
+
+def test_snapshot_without_git_leaves_out_hidden_folders_and_outputs(tmp_path, monkeypatch):
+    root = tmp_path / "program"
+    for name in ("a.py", "models/b.py", "models/c.txt", ".venv/d.py", "runs/code/e.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    monkeypatch.setattr(cluster.code, "ROOT", root)
+    folder = cluster.snapshot(tmp_path)
+    copied = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    assert copied == {"a.py", "models/b.py", "snapshot.json"}
+    assert cluster.code_version() == {"commit": None, "dirty": True}
+
+
+# ---- options
+
+
+def test_example_config_is_valid():
+    assert isinstance(load_config(ROOT / "slurm" / "config.toml"), SlurmConfig)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("partion = 'x'", "unknown setting partion; choose from partition"),
+        ("minutes = 'long'", "minutes = 'long' must be a int"),
+        ("minutes = -1", "minutes = -1 must be a int >= 0"),
+        ("setup = 'module load cuda'", "setup = .* must be a tuple"),
+        ("minutes = ", "write TOML or JSON"),
+    ],
+)
+def test_bad_config_is_a_user_error(tmp_path, text, message):
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_config(path)
+
+
+def test_missing_config_and_missing_slurm_are_user_errors(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="No such file"):
+        load_config(tmp_path / "none.toml")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="sbatch not found"):
+        cluster.submit_slurm(tmp_path, [Job("run")], SlurmConfig(), lambda run_id: False)
+
+
+# ---- sbatch files
+
+
+@pytest.fixture
+def pretend_slurm(tmp_path, monkeypatch):
+    """sbatch that numbers its calls, an empty queue, an srun that is only there."""
+    scripts = {
+        "sbatch": 'n=$(($(cat $0.n) + 1)); echo $n > $0.n; echo "Submitted batch job $n"',
+        "squeue": "",
+        "srun": "",
+    }
+    for name, body in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "sbatch.n").write_text("100")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
+def test_sbatch_files_are_the_golden_ones(tmp_path, pretend_slurm):
+    out = tmp_path / "out"
+    roots = [Job("parent-s0"), Job("parent-s1")]
+    children = [Job(f"{v}-s0", needs=("parent-s0",)) for v in ("nrio", "srio")]
+    cluster.submit_slurm(out, roots + children, SlurmConfig(minutes=8), lambda run_id: False)
+    gpu = SlurmConfig(
+        **{"partition": "gpu", "account": "lab", "qos": "long", "constraint": "h200"},
+        **{"gpus_per_node": 4, "tasks_per_node": 4, "cpus_per_task": 8, "mem_gb": 64},
+        **{"setup": ("module load cuda",), "extra": {"reservation": "course"}},
+    )
+    cluster.submit_slurm(out, [Job("ddp")], gpu, lambda run_id: False)
+    golden = ROOT / "tests" / "golden_sbatch"
+    for number, name in {101: "array", 102: "children", 103: "ddp"}.items():
+        text = (out / "jobs" / "slurm" / f"{number}_submission.sh").read_text()
+        text = text.replace(str(out), "OUT").replace(sys.executable, "PYTHON")
+        text = re.sub("OUT/code/[0-9a-f]{12}", "OUT/code/HASH", text)
+        assert text == (golden / f"{name}.sh").read_text(), f"{name}.sh differs"
+
+
+def test_interrupted_submission_starts_again_only_what_is_not_queued(tmp_path, pretend_slurm):
+    jobs = [Job("a"), Job("b", needs=("a",))]
+    assert cluster.submit_slurm(tmp_path, jobs, SlurmConfig(), lambda r: r == "a") == ["b"]
+    text = next((tmp_path / "jobs" / "slurm").glob("*_submission.sh")).read_text()
+    assert "dependency" not in text  # its parent is done
+    (tmp_path / "squeue").write_text("#!/bin/bash\necho '101|PENDING|Resources'\n")
+    assert cluster.submit_slurm(tmp_path, jobs, SlurmConfig(), lambda r: r == "a") == []
+    assert cluster.status(tmp_path, jobs, lambda r: r == "a")["b"].reason == "Resources"
