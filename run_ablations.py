@@ -15,7 +15,6 @@ import shlex
 import sys
 import time
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 import tyro
@@ -127,17 +126,16 @@ def execute(out: str, run_id: str, spec: dict) -> None:
     run, folder, row = Run(**spec["run"]), Path(out) / "runs" / run_id, row_path(out, run_id)
     if row.exists():
         return
-    corpus = Corpus(Path(spec["data"]))
-    model, growth, init = GPTConfig(**run.train["model"]), None, None
+    data = Path(spec["data"])
+    model, child = GPTConfig(**run.train["model"]), None
     if run.grow:
-        init, parent = folder / "grown", Path(out) / "runs" / run.needs / "final"
-        if not init.exists():
-            probe = next(iter(corpus.eval_batches(*probe_size(model))))
-            grow_checkpoint(parent, init, run.d_model, GrowConfig(**run.grow), probe)
-        growth = json.loads((init / "state.json").read_text())["meta"]["growth"]
-    settings = {**run.train, "model": model}
-    summary = train(TrainConfig(out=folder, data=Path(spec["data"]), init=init, **settings))
-    write_row(row, make_row(run, spec, summary, corpus, growth, Path(out)))
+        child, parent = Path(out) / "grown" / run_id, Path(out) / "runs" / run.needs / "final"
+        if not child.exists():
+            probe = next(iter(Corpus(data).eval_batches(*probe_size(model))))
+            grow_checkpoint(parent, child, run.d_model, GrowConfig(**run.grow), probe)
+    settings = {**run.train, "model": model, "run_id": run_id}
+    summary = train(TrainConfig(out=folder, data=data, init=child, **settings))
+    write_row(row, make_row(run, spec, summary, child))
 
 
 def probe_size(model) -> tuple[int, int, int]:
@@ -146,66 +144,29 @@ def probe_size(model) -> tuple[int, int, int]:
     return sequences * model.block_size, sequences, model.block_size
 
 
-def make_row(run, spec: dict, summary: dict, corpus, growth: dict | None, out: Path) -> dict:
+def make_row(run, spec: dict, summary: dict, child: Path | None) -> dict:
     """The result row: everything a table, a claim or a sceptical reader needs."""
     import checkpoint
 
-    parent, manifest = parent_of(run, out), corpus.manifest
-    start = summary["metrics"].get("val_loss_start")
-    summary["metrics"]["spike"] = start - parent["val_loss"] if parent and start else None
-    tokens = {
-        "parent": parent["tokens"] if parent else 0,
-        "operator": growth["tokens"] if growth else 0,
-        "stage": summary.pop("tokens"),
-    }
-    flops = {
-        "parent": parent["flops"] if parent else 0,
-        "operator": growth["flops"] if growth else 0,
-        "stage": summary.pop("flops"),
-    }
-    config = {"train": run.train, "grow": run.grow, "optimizer": run.optimizer}
+    growth = checkpoint.read_state(child)["meta"]["growth"] if child else {"report": None}
     return {
         "schema": 1,
         "preset": spec["preset"],
         "variant": run.variant,
         "seed": run.seed,
         "stage": run.stage,
-        "run_id": run.run_id,
         "command": spec["command"],
         **{key: spec["code"][key] for key in ("commit", "dirty")},
-        "config": config,
-        "config_hash": checkpoint.hash_json(config),
-        "seeds": {"init": run.seed, "data": run.train["data_seed"], "growth": run.seed},
-        "manifest_hash": corpus.manifest_hash,
-        "corpus": {
-            "source": manifest["source"],
-            "tokenizer": manifest["tokenizer"],
-            "train_tokens": corpus.n_tokens("train"),
-            "val_tokens": corpus.n_tokens("val"),
-        },
-        "parent": parent,
-        "tokens": {**tokens, "total": sum(tokens.values())},
-        "flops": {**flops, "total": sum(flops.values())},
         **summary,
-        "report": growth["report"] if growth else None,
-        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "config": planned(run),
+        "config_hash": checkpoint.hash_json(planned(run)),
+        "report": growth["report"],
     }
 
 
-def parent_of(run, out: Path) -> dict | None:
-    """What the row says of the parent: its final checkpoint's hash, losses, cumulative costs."""
-    if run.needs is None:
-        return None
-    row = json.loads(row_path(out, run.needs).read_text())
-    return {
-        "run_id": run.needs,
-        "hash": row["lineage"][-1]["hash"],
-        "root": row["lineage"][0]["hash"],
-        "val_loss": row["metrics"]["val_loss"],
-        "train_loss": row["metrics"]["train_loss"],
-        "tokens": row["tokens"]["total"],
-        "flops": row["flops"]["total"],
-    }
+def planned(run) -> dict:
+    """What the grid decides of a run; rows of one run_id with another plan are never mixed."""
+    return {"train": run.train, "grow": run.grow, "optimizer": run.optimizer}
 
 
 def row_path(out: str | Path, run_id: str) -> Path:
@@ -232,10 +193,7 @@ def run_grid(args: Args, name: str, preset, runs: list, out: Path) -> None:
     data = prepare_corpus(preset, args)
     command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
     shared = {"preset": name, "data": str(data), "command": command, "code": cluster.code_version()}
-    jobs = [
-        cluster.Job(run.run_id, {**shared, "run": asdict(run)}, (run.needs,) if run.needs else ())
-        for run in runs
-    ]
+    jobs = make_jobs(runs, shared)
     if args.slurm:
         config = cluster.load_config(args.slurm_config)
         return cluster.submit_slurm(out, jobs, config, lambda run_id: is_done(out, run_id))
@@ -243,9 +201,8 @@ def run_grid(args: Args, name: str, preset, runs: list, out: Path) -> None:
     if not all(is_done(out, run.run_id) for run in runs):
         with GridBar(out, runs) as bar:
             states = cluster.run_local(
-                out, jobs, n_jobs(args.jobs), lambda run_id: is_done(out, run_id), bar.update,
-                gpus=tuple(range(device_count())),
-            )  # fmt: skip
+                out, jobs, n_jobs(args.jobs), lambda run_id: is_done(out, run_id), bar.update
+            )
     failed = {run_id: s for run_id, s in states.items() if s.state == "failed"}
     for run_id, s in failed.items():
         print(f"failed: {run_id}: {s.reason}" + (f" (log: {s.log})" if s.log else ""))
@@ -254,10 +211,18 @@ def run_grid(args: Args, name: str, preset, runs: list, out: Path) -> None:
         sys.exit(1)
 
 
-def device_count() -> int:
-    import torch
+def make_jobs(runs: list, shared: dict) -> list:
+    import cluster
 
-    return torch.cuda.device_count()
+    return [
+        cluster.Job(
+            run.run_id,
+            {**shared, "run": asdict(run)},
+            (run.needs,) if run.needs else (),
+            minutes=run.flops / 1e9 / 60,  # only the order counts: the longest chain starts first
+        )
+        for run in runs
+    ]
 
 
 def prepare_corpus(preset, args: Args) -> Path:
@@ -292,8 +257,9 @@ def check_rows(out: Path, runs: list) -> None:
 
     for run in runs:
         path = row_path(out, run.run_id)
-        config = {"train": run.train, "grow": run.grow, "optimizer": run.optimizer}
-        if path.exists() and read_row(path).get("config_hash") != checkpoint.hash_json(config):
+        if path.exists() and read_row(path).get("config_hash") != checkpoint.hash_json(
+            planned(run)
+        ):
             raise UserError(
                 f"{path} is the row of another configuration of {run.run_id}; "
                 f"choose another --out, or delete the row and {out / 'runs' / run.run_id}"
@@ -308,6 +274,7 @@ def forget_failed(out: Path, runs: list) -> None:
         path = row_path(out, run.run_id)
         if path.exists() and read_row(path)["status"] != "done":
             shutil.rmtree(out / "runs" / run.run_id, ignore_errors=True)
+            shutil.rmtree(out / "grown" / run.run_id, ignore_errors=True)
             path.unlink()
 
 
@@ -445,7 +412,7 @@ def print_status(out: Path, runs: list, cancel: bool) -> None:
 
     if cancel:
         cluster.cancel(out)
-    states = cluster.status(out, [run.run_id for run in runs], lambda r: is_done(out, r))
+    states = cluster.status(out, make_jobs(runs, {}), lambda run_id: is_done(out, run_id))
     width = max(len(run_id) for run_id in states)
     for run_id, s in states.items():
         print(f"{run_id:{width}}  {s.state:8} {s.reason}  {s.log}".rstrip())
