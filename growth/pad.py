@@ -22,7 +22,7 @@ import torch
 
 from errors import UserError
 from growth.expand import expand_part
-from growth.gauge import ConfigChange, gauge, head_growth, score_scale, width_root
+from growth.gauge import ConfigChange, gauge, score_scale, width_root
 from growth.plan import Plan
 from models.axes import Spec
 
@@ -144,8 +144,9 @@ def check(plan: Plan) -> None:
             f"grow.attn {plan.cfg.attn!r} fills whole heads, but heads wider has none; use "
             f"heads more, or attn random or zero"
         )
-    if plan.arch.rope and head_growth(plan) > 1 and plan.head_dim[1] % 2:
+    rotary = plan.arch.rotary[1]
+    if plan.cfg.heads == "wider" and plan.arch.rope and rotary % 2:
         raise UserError(
-            f"RoPE turns pairs, so head_dim must be even, not {plan.head_dim[1]}; choose a width "
-            f"that is a multiple of {2 * plan.sizes['heads'][1] // plan.head_dim[1]}"
+            f"RoPE turns pairs, but heads of {plan.head_dim[1]} would rotate {rotary} coordinates, "
+            f"an odd number; choose another width or heads more"
         )

@@ -178,7 +178,7 @@ in gpt_neox.layers.*
   mlp.dense_4h_to_h.weight                    down   residual <- ffn
   mlp.dense_4h_to_h.bias                      down   residual
 gpt_neox.final_layer_norm.{weight|bias}       norm   residual
-{lm_head|embed_out}.weight    head   vocab <- residual   after gpt_neox.final_layer_norm
+lm_head.weight                head   vocab <- residual   after gpt_neox.final_layer_norm
 """
 
 OPT = """

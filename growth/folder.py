@@ -1,0 +1,310 @@
+"""Grow a Hugging Face folder into a wider one, tensor by tensor, and measure what changed."""
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+import checkpoint
+from errors import UserError
+from growth import exact, nrio, srio
+from growth.gauge import ConfigChange, gauge
+from growth.plan import GrowConfig, Plan
+from models import hf, hf_folder, rope
+
+OPERATORS = {name: module.grow_tensor for name, module in exact.EXACT.items()} | {
+    "srio": srio.grow_tensor,
+    "nrio": nrio.grow_tensor,
+}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+DTYPES["float16"] = torch.float16
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One planned growth of a folder: the source, the plan, and what the new config.json says."""
+
+    source: hf_folder.Folder
+    plan: Plan
+    new: hf.Sizes
+    raw: dict
+    notes: tuple[str, ...]  # what is approximate, and why
+    dtype: torch.dtype
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """New shapes by name, without reading a tensor."""
+        old = self.source.weights.shapes
+        return {
+            name: new_shape(self.plan, spec, old[name]) for name, spec in self.plan.specs.items()
+        }
+
+
+def plan_folder(
+    src: Path, d_new: int, cfg: GrowConfig, dtype: str = "", allow_pickle: bool = False
+) -> Growth:
+    """Plan the growth of folder `src` to width `d_new`; nothing is written.
+
+    Raises UserError as models/hf_folder.open_folder does, for an operator that is not in OPERATORS,
+    a width the method cannot reach, or a dtype that is not in DTYPES.
+    """
+    if cfg.operator not in OPERATORS:
+        raise UserError(
+            f"method {cfg.operator!r} is not one for Hugging Face folders; choose one of "
+            f"{', '.join(OPERATORS)} (learned operators need training data: run_ablations.py)"
+        )
+    source = hf_folder.open_folder(src, allow_pickle)
+    old = hf.sizes_of(source.config, source.family)
+    new = wider(old, d_new, cfg)
+    plan = Plan(
+        cfg,
+        source.specs,
+        {
+            "residual": (old.d_model, new.d_model),
+            "heads": (old.n_head * old.head_dim, new.n_head * new.head_dim),
+            "kv": (old.kv_heads * old.head_dim, new.kv_heads * new.head_dim),
+            "head": (old.n_head, new.n_head),
+            "ffn": (old.d_ff, new.d_ff),
+            "pooled": (old.d_model, new.d_model),
+            "rotary": (old.head_dim, new.head_dim),
+        },
+        (old.head_dim, new.head_dim),
+        n_layer(source.specs),
+        (old.d_model, new.d_model),
+        source.weights,
+        source.tied,
+        hf.arch_of(source.config, source.family, old, new),
+    )
+    raw, notes = new_config(source, plan, new, exact.config_change(plan))
+    kind = next(iter(source.weights.values())).dtype if not dtype else DTYPES.get(dtype)
+    if kind is None:
+        raise UserError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
+    for key in ("torch_dtype", "dtype"):
+        if key in raw or key == "dtype":
+            raw[key] = str(kind).removeprefix("torch.")
+    return Growth(source, plan, new, raw, tuple(notes), kind)
+
+
+def n_layer(specs: dict) -> int:
+    return 1 + max(spec.layer for spec in specs.values() if spec.layer is not None)
+
+
+def wider(old: hf.Sizes, d_new: int, cfg: GrowConfig) -> hf.Sizes:
+    """All sizes at width `d_new`, every ratio kept; UserError with the nearest widths if none."""
+    if d_new <= old.d_model:
+        raise UserError(f"new width {d_new} must be larger than the old one, {old.d_model}")
+    if cfg.operator == "lossless" and d_new % old.d_model:
+        k = max(2, d_new // old.d_model)
+        raise UserError(
+            f"method lossless repeats every coordinate, so the new width must be a multiple of "
+            f"{old.d_model}, not {d_new}; the nearest are {k * old.d_model} and "
+            f"{(k + 1) * old.d_model}, or use method pad for any width"
+        )
+    head_dim = exact.new_head_dim(cfg, old.head_dim, old.d_model, d_new)
+    n_head = old.n_head if cfg.heads == "wider" else scaled(old.n_head, old, d_new, "heads")
+    group = old.n_head // old.kv_heads
+    if cfg.heads == "wider" or (old.kv_heads == 1 and cfg.operator != "lossless"):
+        kv_heads = old.kv_heads
+    elif n_head % group:
+        raise UserError(
+            f"{n_head} heads do not split into the {group} query heads per key head that this "
+            f"model has; choose a factor that makes {old.kv_heads} key heads grow in whole numbers"
+        )
+    else:
+        kv_heads = n_head // group
+    d_ff = scaled(old.d_ff, old, d_new, "FFN neurons")
+    return hf.Sizes(d_new, n_head, kv_heads, head_dim, d_ff)
+
+
+def scaled(n: int, old: hf.Sizes, d_new: int, what: str) -> int:
+    """n d_new / d_old; UserError with the nearest good widths where that is no whole number."""
+    if n * d_new % old.d_model:
+        widths = [d for d in range(old.d_model, 2 * d_new) if n * d % old.d_model == 0]
+        low = max((d for d in widths if old.d_model < d < d_new), default=None)
+        near = [str(d) for d in (low, min(d for d in widths if d > d_new)) if d]
+        raise UserError(
+            f"width {d_new} would need {n * d_new / old.d_model:g} {what}; the nearest widths with "
+            f"a whole number: {' and '.join(near)}"
+        )
+    return n * d_new // old.d_model
+
+
+def new_config(source: hf_folder.Folder, plan: Plan, new: hf.Sizes, change: ConfigChange):
+    """(config.json of the wide model, notes on what it cannot express)."""
+    family, notes = source.family, []
+    raw = hf.widened_config(source.raw, family, new)
+    if family.eps and change.eps != 1:
+        raw[family.eps] = getattr(source.config, family.eps) * change.eps
+    if not family.eps and abs(change.eps - 1) > 1e-12:
+        notes.append(f"the norm's epsilon is fixed in code but should be x{change.eps:.4g}")
+    if family.rope == "half" and change.rope_repeat > 1:
+        parameters = rope.repeated(source.config, plan.arch.rotary[0], change.rope_repeat)
+        raw = with_rope(raw, parameters)
+    if family.rope == "half" and change.theta_power != 1:
+        raw = with_rope(raw, rope.stretched(source.config, change.theta_power))
+        notes.append("RoPE's old frequencies come from theta' and agree to float32 rounding")
+    if plan.cfg.operator in exact.EXACT:
+        notes += approximations(plan)
+    return raw, notes
+
+
+def with_rope(raw: dict, parameters: dict) -> dict:
+    """Config with new rope_parameters; keys of older transformers versions leave or follow."""
+    raw = {n: v for n, v in raw.items() if n != "rope_scaling"} | {"rope_parameters": parameters}
+    for key in ("rope_theta", "rotary_emb_base"):
+        if key in raw:
+            raw[key] = parameters["rope_theta"]
+    return raw
+
+
+def approximations(plan: Plan) -> list[str]:
+    """Which part of an exact method is not exact for this architecture."""
+    arch, cfg, notes = plan.arch, plan.cfg, []
+    if cfg.operator == "pad" and arch.post_norm:
+        notes.append(
+            "Post-LN: mean padding is exact only for constant LayerNorm gains and without the MLM "
+            "head; a whole factor with method lossless is exact"
+        )
+    if cfg.operator == "lossless" and cfg.heads == "wider" and cfg.rope == "recompute":
+        if arch.rope:
+            notes.append("RoPE frequencies are recomputed for the wider heads (the note's rule)")
+    hidden = arch.head_activation
+    if cfg.operator == "lossless" and hidden not in ("", "relu") and gauge(plan) == "norm":
+        notes.append("the MLM head's LayerNorm sees epsilon/k where epsilon would be exact")
+    return notes
+
+
+def new_shape(plan: Plan, spec, shape: torch.Size) -> torch.Size:
+    parts, sizes = len(spec.parts), []
+    for axis, n in zip(spec.axes, shape, strict=True):
+        fused = parts if parts > 1 and axis != "residual" else 1
+        sizes.append(fused * plan.size(axis, n // fused)[1])
+    return torch.Size(sizes)
+
+
+def grow_folder(
+    growth: Growth, dst: Path, force: bool = False, shard_gb: float = 2.0, card: bool = True
+) -> dict:
+    """Write the wide folder `dst` and return its report, which is also stored there.
+
+    Peak memory: one shard of new tensors and the pages of the old ones that were read.
+    """
+    start, source = time.perf_counter(), growth.source
+
+    def make(name: str) -> torch.Tensor:
+        return make_tensor(growth, name)
+
+    with hf_folder.new_folder(dst, force) as tmp:
+        size = hf_folder.write_weights(
+            tmp, growth.shapes, make, growth.dtype.itemsize, int(shard_gb * 1e9)
+        )
+        checkpoint.write_json(tmp / "config.json", growth.raw)
+        hf_folder.copy_other_files(source.path, tmp)
+        report = facts(growth, size) | {"grow_seconds": time.perf_counter() - start}
+        if card:
+            report |= measure(source.path, tmp, growth)
+        report["wall_seconds"] = time.perf_counter() - start
+        report["peak_rss_mb"] = peak_rss_mb()
+        checkpoint.write_json(tmp / "growth_report.json", report)
+    return report
+
+
+def make_tensor(growth: Growth, name: str) -> torch.Tensor:
+    """One wide tensor, computed in float32 at least, stored in the growth's dtype."""
+    plan, spec = growth.plan, growth.plan.specs[name]
+    narrow = replace(plan, weights=Upcast(plan.weights))
+    wide = OPERATORS[plan.cfg.operator](narrow, spec)
+    if not torch.isfinite(wide).all():
+        raise UserError(f"grown parameter {name} is not finite; check the source's {name}")
+    wide = hf_folder.mix(wide, growth.new.n_head) if spec.per_head else wide
+    return wide.to(growth.dtype).contiguous()
+
+
+class Upcast(dict):
+    """Half-precision tensors read as float32, so that scaling rounds once, on storing."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = weights
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        tensor = self.weights[name]
+        return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+    def __contains__(self, name) -> bool:
+        return name in self.weights
+
+    def get(self, name, default=None):
+        return self[name] if name in self.weights else default
+
+
+def facts(growth: Growth, size: int) -> dict:
+    plan, source = growth.plan, growth.source
+    old = {name: shape.numel() for name, shape in source.weights.shapes.items()}
+    return {
+        "source": source.path.name,
+        "model_type": source.raw["model_type"],
+        "settings": asdict(plan.cfg),
+        "gauge": gauge(plan),
+        "d_model": [plan.d_old, plan.d_new],
+        "n_head": [plan.sizes["head"][0], growth.new.n_head],
+        "head_dim": list(plan.head_dim),
+        "d_ff": list(plan.sizes["ffn"]),
+        "parameters": [sum(old.values()), sum(s.numel() for s in growth.shapes.values())],
+        "bytes": size,
+        "dtype": str(growth.dtype).removeprefix("torch."),
+        "approximate": list(growth.notes),
+    }
+
+
+def measure(old: Path, new: Path, growth: Growth) -> dict:
+    """max |delta logit|, relative to the logits' standard deviation, and KL(old || new) in nats, on
+    64 fixed random tokens; empty for models without logits."""
+    before, after = probe_logits(old, growth.source), probe_logits(new, growth.source)
+    return {} if before is None or after is None else compare(before, after)
+
+
+def compare(before: torch.Tensor, after: torch.Tensor) -> dict:
+    before, after = before.double(), after.double()
+    delta = (after - before).abs().max().item()
+    log_p, log_q = before.log_softmax(-1), after.log_softmax(-1)
+    return {
+        "max_abs_dlogit": delta,
+        "max_rel_dlogit": delta / before.std().item(),
+        "kl": max(0.0, (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()),
+    }
+
+
+def probe_logits(path: Path, source: hf_folder.Folder, dtype=None) -> torch.Tensor | None:
+    """Logits (B, T, V) of a folder's model, loaded as a user would; None where it has none."""
+    cls = hf_folder.model_class(source.raw, source.family)
+    use_safetensors = (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+    if not use_safetensors:
+        return None
+    kind = dtype or stored_dtype(path)
+    model = cls.from_pretrained(path, dtype=kind, local_files_only=True).eval()
+    with torch.no_grad():
+        output = model(**probe(source.config))
+    return getattr(output, "logits", None)
+
+
+def stored_dtype(path: Path) -> torch.dtype:
+    """float64 where it is stored so, else float32: half precision is measured for its weights."""
+    raw = json.loads((path / "config.json").read_text())
+    return torch.float64 if raw.get("dtype", raw.get("torch_dtype")) == "float64" else torch.float32
+
+
+def probe(config) -> dict:
+    length = min(32, getattr(config, "max_position_embeddings", 32) or 32)
+    gen = torch.Generator().manual_seed(0)
+    ids = torch.randint(config.vocab_size, (2, length), generator=gen)
+    extra = {"decoder_input_ids": ids.flip(1)} if config.is_encoder_decoder else {}
+    return {"input_ids": ids, **extra}
+
+
+def peak_rss_mb() -> float:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,314 @@
+"""Hugging Face families: where each keeps its sizes, and our GPT to and from their GPT-2.
+
+python -m models.hf to-gpt2 CHECKPOINT OUT [--tokenizer tokenizer.json]
+python -m models.hf from-gpt2 FOLDER OUT
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from errors import UserError
+from models.axes import Arch
+from models.gpt import GPTConfig
+
+
+@dataclass(frozen=True)
+class Family:
+    """Facts of one `model_type`: the config's own key for each size, and what Arch needs.
+
+    prefix: what a bare model's names lack; default: the class that computes its logits.
+    """
+
+    default: str
+    width: str
+    heads: str
+    ffn: str
+    eps: str  # "" where the epsilon is fixed in code
+    activation: str
+    prefix: str = ""
+    final_norm: str = ""
+    kv: str = ""
+    head_dim: str = ""
+    also_width: str = ""  # a second key that must equal the width
+    norm: str = "layernorm"
+    post_norm: bool = False
+    gated: bool = False
+    scaled_attention: bool = True
+    rope: str = ""
+    tied_names: tuple[tuple[str, str], ...] = ()  # (copy, source): one tensor when tied
+
+
+COMMON = dict(width="hidden_size", heads="num_attention_heads", activation="hidden_act")
+BERT = COMMON | dict(
+    ffn="intermediate_size",
+    eps="layer_norm_eps",
+    post_norm=True,
+    final_norm="predictions.transform.LayerNorm",
+)
+T5 = dict(
+    width="d_model",
+    heads="num_heads",
+    ffn="d_ff",
+    eps="layer_norm_epsilon",
+    activation="dense_act_fn",
+    head_dim="d_kv",
+    norm="rmsnorm",
+    scaled_attention=False,
+    final_norm="decoder.final_layer_norm",
+    tied_names=(
+        ("encoder.embed_tokens.weight", "shared.weight"),
+        ("decoder.embed_tokens.weight", "shared.weight"),
+        ("lm_head.weight", "shared.weight"),
+    ),
+)
+LLAMA = COMMON | dict(
+    ffn="intermediate_size",
+    eps="rms_norm_eps",
+    kv="num_key_value_heads",
+    head_dim="head_dim",
+    prefix="model.",
+    final_norm="model.norm",
+    norm="rmsnorm",
+    gated=True,
+    rope="half",
+    tied_names=(("lm_head.weight", "model.embed_tokens.weight"),),
+)
+
+FAMILIES = {
+    "gpt2": Family(
+        "GPT2LMHeadModel",
+        width="n_embd",
+        heads="n_head",
+        ffn="n_inner",
+        eps="layer_norm_epsilon",
+        activation="activation_function",
+        prefix="transformer.",
+        final_norm="ln_f",
+        tied_names=(("lm_head.weight", "transformer.wte.weight"),),
+    ),
+    "bert": Family(
+        "BertForMaskedLM",
+        **BERT,
+        prefix="bert.",
+        tied_names=(
+            ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ),
+    ),
+    "roformer": Family(
+        "RoFormerForMaskedLM",
+        **BERT,
+        prefix="roformer.",
+        also_width="embedding_size",
+        rope="pairs",
+        tied_names=(
+            ("cls.predictions.decoder.weight", "roformer.embeddings.word_embeddings.weight"),
+            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ),
+    ),
+    "t5": Family("T5ForConditionalGeneration", **T5),
+    "mt5": Family("MT5ForConditionalGeneration", **T5),
+    "llama": Family("LlamaForCausalLM", **LLAMA),
+    "qwen2": Family("Qwen2ForCausalLM", **LLAMA),
+    "gpt_neox": Family(
+        "GPTNeoXForCausalLM",
+        **COMMON,
+        ffn="intermediate_size",
+        eps="layer_norm_eps",
+        prefix="gpt_neox.",
+        final_norm="final_layer_norm",
+        rope="half",
+        tied_names=(("lm_head.weight", "gpt_neox.embed_in.weight"),),
+    ),
+    "opt": Family(
+        "OPTForCausalLM",
+        width="hidden_size",
+        heads="num_attention_heads",
+        ffn="ffn_dim",
+        eps="",
+        activation="activation_function",
+        prefix="model.",
+        final_norm="decoder.final_layer_norm",
+        also_width="word_embed_proj_dim",
+        tied_names=(("lm_head.weight", "model.decoder.embed_tokens.weight"),),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The widths of one model; kv_heads equals n_head without grouped-query attention."""
+
+    d_model: int
+    n_head: int
+    kv_heads: int
+    head_dim: int
+    d_ff: int
+
+
+def family_of(model_type: str) -> Family:
+    if model_type not in FAMILIES:
+        raise UserError(
+            f"model_type {model_type!r} is not supported; supported: {', '.join(FAMILIES)}. Add "
+            f"its axis table in models/axes.py and its facts in models/hf.py"
+        )
+    return FAMILIES[model_type]
+
+
+def sizes_of(config, family: Family) -> Sizes:
+    """The sizes in a transformers config; UserError for a variant that no table describes."""
+    d, heads = getattr(config, family.width), getattr(config, family.heads)
+    also = getattr(config, family.also_width, d) if family.also_width else d
+    if also not in (None, d):
+        raise UserError(
+            f"{family.also_width} {also} differs from {family.width} {d}: embeddings that are "
+            f"projected to the width have no axis table (models/axes.py)"
+        )
+    if getattr(config, "do_layer_norm_before", True) is False:
+        raise UserError("OPT with do_layer_norm_before=false (Post-LN) has no axis table")
+    return Sizes(
+        d,
+        heads,
+        (family.kv and getattr(config, family.kv)) or heads,
+        (family.head_dim and getattr(config, family.head_dim, None)) or d // heads,
+        getattr(config, family.ffn) or 4 * d,
+    )
+
+
+def arch_of(config, family: Family, old: Sizes, new: Sizes) -> Arch:
+    """What the maths needs to know of this model (models/axes.py, Arch)."""
+    activation, part = getattr(config, family.activation), 1.0
+    if family.rope == "half":
+        part = config.rope_parameters.get("partial_rotary_factor", 1.0)
+    scaled = getattr(config, "scale_attn_weights", True) and family.scaled_attention
+    return Arch(
+        norm=family.norm,
+        post_norm=family.post_norm,
+        eps_in_config=bool(family.eps),
+        activation=activation,
+        gated=family.gated or getattr(config, "is_gated_act", False),
+        head_activation=activation if family.post_norm else "",
+        scaled_attention=scaled,
+        rope=family.rope,
+        rotary=(int(old.head_dim * part), int(new.head_dim * part)) if family.rope else (0, 0),
+        final_norm=family.final_norm,
+        scaled_head=getattr(config, "scale_decoder_outputs", False),
+    )
+
+
+def widened_config(raw: dict, family: Family, new: Sizes) -> dict:
+    """config.json with new sizes; keys that are absent or null keep following the width."""
+    wanted = {
+        family.width: new.d_model,
+        family.heads: new.n_head,
+        family.ffn: new.d_ff,
+        family.kv: new.kv_heads,
+        family.head_dim: new.head_dim,
+        family.also_width: new.d_model,
+    }
+    always = (family.width, family.heads, "d_ff", "intermediate_size", "ffn_dim", "d_kv")
+    return raw | {
+        key: value
+        for key, value in wanted.items()
+        if key and (key in always or raw.get(key) is not None)
+    }
+
+
+# ---- our GPT and theirs
+
+
+def to_gpt2(weights: dict, cfg: GPTConfig) -> tuple[dict, dict]:
+    """Our state_dict as GPT2LMHeadModel's, and its config.json. GPT-2 always has biases: a model
+    without gets zeros. Raises UserError for switches GPT-2 does not have."""
+    for name, needed in (("norm", ("layernorm",)), ("position", ("learned",))):
+        if getattr(cfg, name) not in needed:
+            raise UserError(f"GPT-2 has no {name} {getattr(cfg, name)!r}; it needs {needed[0]!r}")
+    if cfg.activation == "swiglu":
+        raise UserError("GPT-2 has no activation 'swiglu'; it needs 'gelu' or 'relu'")
+    zero = {n: torch.zeros_like(weights[n.replace("bias", "weight")][..., 0]) for n in biases(cfg)}
+    w = zero | dict(weights)
+    out = {f"transformer.{n}": w[n] for n in w if n.startswith(("wte", "wpe", "ln_f"))}
+    for i in range(cfg.n_layer):
+        ours, theirs = f"h.{i}.", f"transformer.h.{i}."
+        for name in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"):
+            out[theirs + name] = w[ours + name]
+        for kind in ("weight", "bias"):
+            qkv = torch.cat([w[f"{ours}attn.{part}.{kind}"] for part in "qkv"])
+            out[f"{theirs}attn.c_attn.{kind}"] = qkv
+            out[f"{theirs}attn.c_proj.{kind}"] = w[f"{ours}attn.o.{kind}"]
+            out[f"{theirs}mlp.c_fc.{kind}"] = w[f"{ours}mlp.up.{kind}"]
+            out[f"{theirs}mlp.c_proj.{kind}"] = w[f"{ours}mlp.down.{kind}"]
+    if not cfg.tied:
+        out["lm_head.weight"] = w["lm_head.weight"]
+    # Conv1D stores (in, out); nn.Linear (out, in)
+    flipped = {n: t.T if ".c_" in n and t.ndim == 2 else t for n, t in out.items()}
+    return {n: t.contiguous() for n, t in flipped.items()}, gpt2_config(cfg)
+
+
+def biases(cfg: GPTConfig) -> list[str]:
+    """Names of every bias a GPT-2 of this depth has, in our names."""
+    parts = ("ln_1", "attn.q", "attn.k", "attn.v", "attn.o", "ln_2", "mlp.up", "mlp.down")
+    return ["ln_f.bias"] + [f"h.{i}.{part}.bias" for i in range(cfg.n_layer) for part in parts]
+
+
+def gpt2_config(cfg: GPTConfig) -> dict:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": cfg.vocab_size,
+        "n_positions": cfg.block_size,
+        "n_embd": cfg.d_model,
+        "n_layer": cfg.n_layer,
+        "n_head": cfg.n_head,
+        "n_inner": cfg.d_ff,
+        "activation_function": {"gelu": "gelu_new", "relu": "relu"}[cfg.activation],
+        "layer_norm_epsilon": cfg.norm_eps,
+        "tie_word_embeddings": cfg.tied,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "bos_token_id": min(50256, cfg.vocab_size - 1),
+        "eos_token_id": min(50256, cfg.vocab_size - 1),
+    }
+
+
+def from_gpt2(weights: dict, config) -> tuple[dict, GPTConfig]:
+    """A GPT2LMHeadModel's state_dict and transformers config as ours.
+
+    Raises UserError for a GPT-2 variant our forward does not have.
+    """
+    activations = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+    if config.activation_function not in activations:
+        raise UserError(
+            f"activation_function {config.activation_function!r} has no equal in models/gpt.py; "
+            f"known: {', '.join(activations)}"
+        )
+    if not config.scale_attn_weights or config.scale_attn_by_inverse_layer_idx:
+        raise UserError("this GPT-2 scales attention in a way models/gpt.py does not have")
+    cfg = GPTConfig(
+        vocab_size=config.vocab_size,
+        block_size=config.n_positions,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        head_dim=config.n_embd // config.n_head,
+        d_model=config.n_embd,
+        d_ff=config.n_inner or 0,
+        norm_eps=config.layer_norm_epsilon,
+        activation=activations[config.activation_function],
+        tied=config.tie_word_embeddings,
+    )
+    out = {}
+    for name, tensor in weights.items():
+        name = name.removeprefix("transformer.")
+        if name.endswith((".attn.bias", ".attn.masked_bias")) or (cfg.tied and "lm_head" in name):
+            continue  # old causal masks; the tied copy
+        if ".c_attn." in name:
+            pieces = tensor.chunk(3, dim=-1)
+            found = {name.replace("c_attn", part): p for part, p in zip("qkv", pieces, strict=True)}
+        else:
+            renamed = name.replace("attn.c_proj", "attn.o").replace("mlp.c_fc", "mlp.up")
+            found = {renamed.replace("mlp.c_proj", "mlp.down"): tensor}
+        flip = ".c_" in name and tensor.ndim == 2
+        out |= {n: (t.T if flip else t).contiguous() for n, t in found.items()}
+    return out, cfg

@@ -1,0 +1,355 @@
+"""Reading and writing Hugging Face model folders tensor by tensor.
+
+A folder is opened lazily: tensors come out of memory-mapped files one at a time, under current
+names, fused q/k/v in the order q, k, v, and a tied copy of another tensor not at all.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from tqdm import tqdm
+
+import checkpoint
+from errors import UserError
+from models import hf
+from models.axes import Spec, specs
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
+WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|h5|msgpack|ot|onnx|gguf)(\.index\.json)?$")
+OWN = re.compile(r"^(config|growth_report)\.json$|^README\.md$|^\..*")
+BUFFERS = re.compile(  # constants that old checkpoints store and current code computes
+    r".*\b((attn|attention)\.(masked_)?bias|rotary_emb\.inv_freq|position_ids|token_type_ids|"
+    r"EncDecAttention\.relative_attention_bias\.weight)$"
+)
+DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An opened model: raw config.json, transformers' reading of it, and its tensors by name."""
+
+    path: Path
+    raw: dict
+    config: object
+    family: hf.Family
+    weights: "Weights"
+    specs: dict[str, Spec]
+    tied: bool
+
+
+class Weights(Mapping):
+    """name -> tensor, read on access. `n_head` un-mixes q:k:v tensors stored head by head."""
+
+    def __init__(self, files: dict, shapes: dict, read: Callable, n_head: int):
+        self.files, self.shapes, self.read, self.n_head = files, shapes, read, n_head
+        self.specs: dict[str, Spec] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self.read(*self.files[name])
+        spec = self.specs.get(name)
+        return unmix(tensor, self.n_head) if spec and spec.per_head else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+def unmix(w: torch.Tensor, n_head: int) -> torch.Tensor:
+    """Rows (head, q|k|v, hd) -> (q|k|v, head, hd)."""
+    return w.view(n_head, 3, -1, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
+
+
+def mix(w: torch.Tensor, n_head: int) -> torch.Tensor:
+    """The inverse of unmix."""
+    return w.view(3, n_head, -1, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
+
+
+# ---- reading
+
+
+def open_folder(path: Path, allow_pickle: bool = False) -> Folder:
+    """Open and check a model folder. Whatever is wrong with it is a UserError that names it."""
+    path = Path(path)
+    raw = read_config(path)
+    family = hf.family_of(raw.get("model_type"))
+    if raw.get("quantization_config"):
+        raise UserError(f"{path} is quantized; growth needs the float checkpoint it was made from")
+    config = transformers_config(path)
+    stored, read = find_weights(path, allow_pickle)
+    names = {current_name(n): (file, n) for n, file in stored.items() if not BUFFERS.fullmatch(n)}
+    weights = Weights(names, {}, read, getattr(config, family.heads))
+    tied = drop_tied_copies(path, raw, config, family, weights)
+    found = specs(raw["model_type"], weights, family.prefix)
+    check_shapes(path, config, raw, family, weights, tied)
+    weights.specs = found
+    return Folder(path, raw, config, family, weights, found, tied)
+
+
+def read_config(path: Path) -> dict:
+    file = path / "config.json"
+    if not file.is_file():
+        raise UserError(f"{path} has no config.json: neither a Hugging Face model nor a checkpoint")
+    try:
+        raw = json.loads(file.read_text())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is no JSON ({error})") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{file} holds no JSON object")
+    return raw
+
+
+def transformers_config(path: Path):
+    from transformers import AutoConfig  # seconds to import: only where it is needed
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - any of transformers' own complaints
+        raise UserError(f"{path}/config.json is refused by transformers: {error}") from None
+
+
+def find_weights(path: Path, allow_pickle: bool) -> tuple[dict[str, str], Callable]:
+    """({name: file}, read(file, name)) of the folder's safetensors, else of its pickled weights."""
+    if (path / INDEX).is_file():
+        return indexed(path, INDEX), open_safetensors(path)
+    if (path / SINGLE).is_file():
+        read = open_safetensors(path)
+        return {name: SINGLE for name in read.names(SINGLE)}, read
+    pickled = [name for name in PICKLES if (path / name).is_file()]
+    if not pickled:
+        raise UserError(f"{path} has no {SINGLE} or {INDEX}: there are no weights to grow")
+    if not allow_pickle:
+        raise UserError(
+            f"{path}/{pickled[0]} is a pickle, which can run code when read; save it as "
+            f"safetensors, or pass --allow-pickle (read with weights_only)"
+        )
+    read = open_pickles(path)
+    if pickled[0] == PICKLES[0]:
+        return indexed(path, PICKLES[0]), read
+    return {name: PICKLES[1] for name in read.names(PICKLES[1])}, read
+
+
+def indexed(path: Path, index: str) -> dict[str, str]:
+    """The weight_map of an index; UserError for shards that are not there."""
+    try:
+        stored = json.loads((path / index).read_text())["weight_map"]
+        stored = {str(name): str(file) for name, file in stored.items()}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{path / index} is no shard index ({error!r})") from None
+    shards = sorted(set(stored.values()))
+    if any("/" in shard or shard.startswith("..") for shard in shards):
+        raise UserError(f"{path / index} names files outside its folder")
+    missing = [shard for shard in shards if not (path / shard).is_file()]
+    if missing:
+        raise UserError(
+            f"{path}: {len(missing)} of {len(shards)} shards are missing (first: {missing[0]}); "
+            f"download them all"
+        )
+    return stored
+
+
+class open_safetensors:
+    """read(file, name), each file opened once and memory-mapped."""
+
+    def __init__(self, path: Path):
+        self.path, self.opened = path, {}
+
+    def open(self, file: str):
+        if file not in self.opened:
+            try:
+                self.opened[file] = safetensors.safe_open(self.path / file, framework="pt")
+            except (safetensors.SafetensorError, OSError) as error:
+                raise UserError(f"{self.path / file} is damaged or cut short ({error})") from None
+        return self.opened[file]
+
+    def names(self, file: str) -> list[str]:
+        return list(self.open(file).keys())
+
+    def shape(self, file: str, name: str) -> tuple[torch.Size, bool]:
+        """(shape, is a float) without reading the tensor."""
+        try:
+            piece = self.open(file).get_slice(name)
+        except safetensors.SafetensorError:
+            raise UserError(f"{self.path / file} lacks {name}, which its index lists") from None
+        return torch.Size(piece.get_shape()), piece.get_dtype() in DTYPES
+
+    def __call__(self, file: str, name: str) -> torch.Tensor:
+        return self.open(file).get_tensor(name)
+
+
+class open_pickles(open_safetensors):
+    """The same for .bin files, read with weights_only and memory-mapped."""
+
+    def open(self, file: str):
+        if file not in self.opened:
+            try:
+                state = torch.load(self.path / file, "cpu", weights_only=True, mmap=True)
+            except Exception as error:  # noqa: BLE001 - unpickling fails in many ways
+                raise UserError(f"{self.path / file} cannot be read as weights ({error})") from None
+            if not all(isinstance(t, torch.Tensor) for t in state.values()):
+                raise UserError(f"{self.path / file} holds more than tensors")
+            self.opened[file] = state
+        return self.opened[file]
+
+    def shape(self, file: str, name: str) -> tuple[torch.Size, bool]:
+        if name not in self.open(file):
+            raise UserError(f"{self.path / file} lacks {name}, which its index lists")
+        tensor = self.opened[file][name]
+        return tensor.shape, tensor.is_floating_point()
+
+    def __call__(self, file: str, name: str) -> torch.Tensor:
+        return self.open(file)[name]
+
+
+def current_name(name: str) -> str:
+    """Names of old checkpoints as transformers writes them today."""
+    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+    return re.sub(r"^embed_out\.", "lm_head.", name)
+
+
+def drop_tied_copies(path: Path, raw: dict, config, family: hf.Family, weights: Weights) -> bool:
+    """Forget stored copies of tied tensors; whether the output head is tied.
+
+    T5's config always says tied and means "unless the file holds both"; elsewhere a flag that
+    contradicts the weights is a UserError.
+    """
+    says_tied = getattr(config, "tie_word_embeddings", False)
+    is_tied, t5 = says_tied, raw["model_type"] in ("t5", "mt5")
+    for copy, source in family.tied_names:
+        is_head = "embed_tokens" not in copy and copy.endswith("weight")
+        source = source if source in weights.files else source.removeprefix(family.prefix)
+        if copy not in weights.files or source not in weights.files:
+            continue
+        if is_head and not says_tied:
+            continue
+        if torch.equal(weights[copy], weights[source]):
+            del weights.files[copy]
+        elif t5 and is_head:
+            is_tied = False
+        else:
+            raise UserError(
+                f"{path}: config.json ties {copy} to {source}, but the stored tensors differ; set "
+                f"tie_word_embeddings to false there, or remove the copy that is not meant"
+            )
+    return is_tied
+
+
+def check_shapes(path: Path, config, raw: dict, family: hf.Family, weights: Weights, tied) -> None:
+    """Every parameter of the model is stored, with the shape that config.json implies."""
+    with torch.device("meta"):
+        model = model_class(raw, family)(config)
+    wanted = {n: p.shape for n, p in model.named_parameters(remove_duplicate=False)}
+    copies = {copy for copy, _ in family.tied_names if tied or "embed_tokens" in copy}
+    copies |= {copy for copy in wanted if copy.endswith("decoder.bias")}
+    for name, place in weights.files.items():
+        shape, is_float = weights.read.shape(*place)
+        weights.shapes[name] = shape
+        if not is_float:
+            raise UserError(f"{path}: {name} is no float tensor; growth needs a float checkpoint")
+        target = wanted.get(name, wanted.get(family.prefix + name))
+        target = wanted.get(name.removeprefix(family.prefix)) if target is None else target
+        if target is not None and target != shape:
+            raise UserError(
+                f"{path}: {name} is {tuple(shape)}, but config.json implies {tuple(target)}"
+            )
+    present = {n for name in weights.files for n in (name, family.prefix + name)}
+    present |= {name.removeprefix(family.prefix) for name in weights.files}
+    missing = sorted(set(wanted) - present - copies)
+    if missing:
+        hint = (
+            "; it says tie_word_embeddings is false: is it tied after all?"
+            if "lm_head" in missing[0] or "decoder.weight" in missing[0]
+            else ""
+        )
+        raise UserError(
+            f"{path}: {len(missing)} parameters of {type(model).__name__} are not stored (first: "
+            f"{missing[0]}){hint}"
+        )
+
+
+def model_class(raw: dict, family: hf.Family):
+    """The transformers class the folder names, else the family's own."""
+    import transformers
+
+    names = [*(raw.get("architectures") or []), family.default]
+    found = [getattr(transformers, name, None) for name in names]
+    return next(cls for cls in found if cls is not None)
+
+
+# ---- writing
+
+
+@contextmanager
+def new_folder(dst: Path, force: bool) -> Iterator[Path]:
+    """A hidden sibling folder that becomes `dst` when the block ends well, else goes away."""
+    dst = Path(dst)
+    if dst.exists() and not force:
+        raise UserError(f"{dst} exists; choose another place or pass --force to replace it")
+    tmp = dst.with_name(f".{dst.name}.tmp-{os.getpid()}")
+    shutil.rmtree(tmp, ignore_errors=True)
+    tmp.mkdir(parents=True)
+    try:
+        yield tmp
+        checkpoint.sync_folder(tmp)
+        checkpoint.publish(tmp, dst)
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+def write_weights(
+    folder: Path,
+    shapes: dict[str, torch.Size],
+    make: Callable[[str], torch.Tensor],
+    itemsize: int,
+    shard_bytes: int = 2 * 10**9,
+) -> int:
+    """Write make(name) for every name into safetensors files of at most `shard_bytes` (one tensor
+    at least); the total size in bytes. Only one shard is in memory at a time."""
+    sizes = {name: shape.numel() * itemsize for name, shape in shapes.items()}
+    shards: list[list[str]] = [[]]
+    for name in shapes:
+        if shards[-1] and sum(sizes[n] for n in shards[-1]) + sizes[name] > shard_bytes:
+            shards.append([])
+        shards[-1].append(name)
+    files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    files = files if len(shards) > 1 else [SINGLE]
+    with tqdm(total=len(shapes), desc="growing", unit=" tensors", leave=False) as bar:
+        for file, names in zip(files, shards, strict=True):
+            tensors = {}
+            for name in names:
+                tensors[name] = make(name)
+                assert tensors[name].shape == shapes[name], (name, tensors[name].shape)
+                bar.update()
+            safetensors.torch.save_file(tensors, folder / file, metadata={"format": "pt"})
+            sync_file(folder / file)
+            del tensors
+    total = sum(sizes.values())
+    if len(shards) > 1:
+        where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        checkpoint.write_json(folder / INDEX, index)
+    return total
+
+
+def sync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def copy_other_files(src: Path, dst: Path) -> None:
+    """Tokenizer, generation settings and whatever else is neither weights nor config."""
+    for file in sorted(Path(src).iterdir()):
+        if file.is_file() and not WEIGHTS.match(file.name) and not OWN.match(file.name):
+            shutil.copyfile(file, dst / file.name)
