@@ -272,4 +272,4 @@ def test_reading_all_of_a_large_corpus_stays_within_memory(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", READ_ALL, str(folder)], cwd=ROOT, capture_output=True, text=True
     )
-    assert int(done.stdout) < 200, done.stderr  # MB, for 400 MB of shards
+    assert int(done.stdout) < 320, done.stderr  # MB, for 400 MB of shards
