@@ -28,25 +28,62 @@ class Variant:
     optimizer: str = "reset"
 
 
-PAPER = GrowConfig(operator="srio", attn="convex", ffn="tiled")
+def grown(line: str, source: str, operator: str = "srio", *, gate=False, optimizer="reset", **grow):
+    return Variant(line, source, GrowConfig(operator, **grow), gate=gate, optimizer=optimizer)
+
+
+RECIPE = {"attn": "convex", "ffn": "tiled"}  # the paper's block policies
+ZERO = dict.fromkeys(("attn", "ffn", "embed"), "zero")
 VARIANTS = {
     "scratch": Variant("wide model from scratch, the stage's tokens", "comparison"),
     "scratch-flops": Variant(
         "wide model from scratch, FLOPs of parent + stage", "comparison", budget="flops"
     ),
-    "nrio": Variant("no operator, random new blocks: do nothing", "paper", GrowConfig("nrio")),
-    "nrio-policies": Variant(
-        "no operator, convex attention + tiled FFN", "paper", replace(PAPER, operator="nrio")
+    "nrio": grown("no operator, random new blocks: do nothing", "paper", "nrio"),
+    "nrio-policies": grown("no operator, convex attention + tiled FFN", "paper", "nrio", **RECIPE),
+    "srio": grown("closed-form rotation, random new blocks", "paper"),
+    "full": grown("SRIO + convex attention + tiled FFN + gate", "paper", gate=True, **RECIPE),
+    "full-nogate": grown("the full recipe without its gate", "paper", **RECIPE),
+    "zero-pad": grown("old block copied, every new block zero", "comparison", "nrio", **ZERO),
+    # the paper's further operators, blocks random as in nrio and srio
+    "srio-lo": grown("SRIO, an angle per side learned for 100 steps", "paper", "srio-lo"),
+    "srio-free": grown("SRIO, the 2 x 2 matrix learned, not orthogonal", "paper", "srio-free"),
+    "mrio": grown("a rotation over all growth ages, closed form", "paper", "mrio"),
+    "mrio-lo": grown("MRIO, its skew matrix learned for 100 steps", "paper", "mrio-lo"),
+    "lrio": grown("dense operator per side, learned for 100 steps", "paper", "lrio"),
+    "lrio-orth": grown("LRIO kept orthogonal", "paper", "lrio-orth"),
+    "ligo": grown("LiGO: every expansion map learned for 100 steps", "paper", "ligo"),
+    # claims C5, C6 and the two halves of SRIO
+    "nrio-convex": grown("convex blocks everywhere", "paper", "nrio", attn="convex", ffn="convex"),
+    "nrio-tiled": grown("tiled blocks everywhere", "paper", "nrio", attn="tiled", ffn="tiled"),
+    "nrio-gate": grown("no operator, with the gate", "paper", "nrio", gate=True),
+    "srio-gate": grown("SRIO with the gate", "paper", gate=True),
+    "lrio-gate": grown("LRIO with the gate", "paper", "lrio", gate=True),
+    "srio-rotate-only": grown("SRIO on weights, gains and shifts kept", "ours", norm="keep"),
+    "srio-gamma-only": grown(
+        "gains and shifts rotated, weights not", "ours", rotate_weights=False
     ),
-    "srio": Variant("closed-form rotation, random new blocks", "paper", GrowConfig("srio")),
-    "full": Variant("SRIO + convex attention + tiled FFN + gate", "paper", PAPER, gate=True),
-    "full-nogate": Variant("the full recipe without its gate", "paper", PAPER),
-    "zero-pad": Variant(
-        "old block copied, every new block zero", "comparison",
-        GrowConfig("nrio", attn="zero", ffn="zero", embed="zero"),
+    # exact starts
+    "lossless-pad": grown("mean padding, exact at any ratio, free random blocks", "ours", "pad"),
+    "exact-srio": grown("the same function, writers rotated at epsilon 0", "ours", "exact-srio"),
+    # other people's copies
+    "net2net": grown("random index copy (Net2Net, bert2BERT-FPI)", "comparison", "net2net"),
+    "aki": grown("bert2BERT-AKI: copies from the next layer too", "comparison", "aki"),
+    "sparkling": grown(
+        "RMS-keeping copy, new coordinates re-warmed alone", "comparison", "sparkling",
+        optimizer="asymmetric",
     ),
+    # Adam's state at growth
+    "nrio-transfer": grown("NRIO, Adam state carried over", "ours", "nrio", optimizer="transfer"),
+    "srio-transfer": grown("SRIO, Adam state through the rotation", "ours", optimizer="transfer"),
+    "srio-asymmetric": grown(
+        "SRIO, old block keeps its Adam state, new one re-warms", "ours", optimizer="asymmetric"
+    ),
+} | {
+    f"srio-eps{epsilon:g}": grown(f"SRIO at epsilon {epsilon:g}", "paper", epsilon=epsilon)
+    for epsilon in (-0.5, 0.0, 0.25, 0.75, 1.0, 1.25)
 }  # fmt: skip
-MAIN = tuple(VARIANTS)  # the main table's eight
+MAIN = tuple(VARIANTS)[:8]  # the main table's
 
 
 @dataclass(frozen=True)
@@ -91,7 +128,13 @@ TINY = GPTConfig(vocab_size=2048, block_size=64, n_layer=4, n_head=4, head_dim=1
 MINI = GPTConfig(vocab_size=1024, block_size=64, n_layer=4, n_head=4, head_dim=12, d_model=48)
 LR_SMALL = {"parent": 2e-3, "scratch": 2e-3, "grown": 2e-3}
 LR_PAPER = {"parent": 1e-3, "scratch": 1e-3, "grown": 1e-3}
+SMOKE = GPTConfig(vocab_size=257, block_size=32, n_layer=2, n_head=4, head_dim=4, d_model=16)
 PRESETS = {
+    "smoke": Preset(
+        "seconds a run: shows that everything works here, says nothing about the methods",
+        "speeches", "byte", SMOKE, (16, 24), (0, 1), 8, LR_SMALL,
+        tokens=(20_480, 10_240), last_fraction=0.1, evals=4, eval_tokens=4_096,
+    ),
     "tiny": Preset(
         "the paper's table in miniature, minutes on 2 CPU cores",
         "speeches", "bpe:2048", TINY, (64, 96), (0, 1), 16, LR_SMALL,
@@ -176,7 +219,7 @@ def make_run(
         "eval_every": max(1, preset.steps(stage) // preset.evals),
         "eval_tokens": preset.eval_tokens,
         "save_every": max(1, steps // 10),
-        "last_tokens": round(preset.last_fraction * steps * preset.step_tokens),
+        "last_tokens": round(preset.last_fraction * preset.steps(stage) * preset.step_tokens),
         **preset.train,
         **overrides,
     }

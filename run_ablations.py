@@ -30,7 +30,7 @@ class Args:
     """The ablation grid: every variant of a preset, paired by seed."""
 
     preset: str = ""
-    """tiny | mini | mini-chain | paper | paper-chain; empty: paper on a GPU, tiny on a CPU"""
+    """smoke | tiny | mini | mini-chain | paper | paper-chain; empty: paper on a GPU, tiny on a CPU"""
     only: str = ""
     """variants, comma-separated; a name may carry overrides (srio@epsilon=0.25@lr=0.001); "all" """
     seeds: str = ""
@@ -131,11 +131,20 @@ def execute(out: str, run_id: str, spec: dict) -> None:
     if run.grow:
         child, parent = Path(out) / "grown" / run_id, Path(out) / "runs" / run.needs / "final"
         if not child.exists():
-            probe = next(iter(Corpus(data).eval_batches(*probe_size(model))))
-            grow_checkpoint(parent, child, run.d_model, GrowConfig(**run.grow), probe)
+            corpus, cfg = Corpus(data), GrowConfig(**run.grow)
+            probe = next(iter(corpus.eval_batches(*probe_size(model))))
+            batches = learning_batches(corpus, run, cfg, model.block_size)
+            grow_checkpoint(parent, child, run.d_model, cfg, probe, batches, run.optimizer)
     settings = {**run.train, "model": model, "run_id": run_id}
     summary = train(TrainConfig(out=folder, data=data, init=child, **settings))
     write_row(row, make_row(run, spec, summary, child))
+
+
+def learning_batches(corpus, run, cfg, block_size: int):
+    """What a learned operator sees: training windows in an order of its own, the same for all."""
+    data_seed = run.train["data_seed"] + 500  # stages count from 1: never a stage's own order
+    for step in range(cfg.learn_steps):
+        yield corpus.batch_at(step, data_seed, cfg.learn_batch, block_size)
 
 
 def probe_size(model) -> tuple[int, int, int]:
@@ -206,7 +215,7 @@ def run_grid(args: Args, name: str, preset, runs: list, out: Path) -> None:
     failed = {run_id: s for run_id, s in states.items() if s.state == "failed"}
     for run_id, s in failed.items():
         print(f"failed: {run_id}: {s.reason}" + (f" (log: {s.log})" if s.log else ""))
-    summarize(out, out, some_failed=bool(failed))
+    summarize(out, out, allow_missing=bool(failed or args.only or args.seeds))
     if failed:
         sys.exit(1)
 
@@ -316,7 +325,7 @@ class GridBar:
             return 0
 
 
-def summarize(folder: Path, pictures: Path, some_failed: bool = False) -> None:
+def summarize(folder: Path, pictures: Path, allow_missing: bool = False) -> None:
     """Table and claims of the rows in `folder`, written beside them; the table printed; figures."""
     import aggregate
     from claims import claims
@@ -324,12 +333,12 @@ def summarize(folder: Path, pictures: Path, some_failed: bool = False) -> None:
     from rows import load_rows
 
     rows = load_rows(folder)
-    df = aggregate.table(rows, allow_missing=some_failed)
+    df = aggregate.table(rows, allow_missing=allow_missing)
     aggregate.write_table(df, folder)
-    aggregate.write_atomic(folder / "claims.md", claims(rows, some_failed).encode())
+    aggregate.write_atomic(folder / "claims.md", claims(rows, allow_missing).encode())
     aggregate.print_table(df)
     for figure in (loss_curves, loss_table):
-        for path in figure.draw(rows, pictures, allow_missing=some_failed):
+        for path in figure.draw(rows, pictures, allow_missing=allow_missing):
             print(f"wrote {path}")
 
 

@@ -1,5 +1,7 @@
 """From a parent checkpoint to a grown child checkpoint, report card and lineage included."""
 
+import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -7,8 +9,11 @@ import torch
 
 import checkpoint
 from growth.apply import grow
+from growth.optim import carry
 from growth.plan import GrowConfig
 from growth.report import report_card
+
+Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and targets, (B, T) each
 
 
 def grow_checkpoint(
@@ -16,26 +21,35 @@ def grow_checkpoint(
     out: Path,
     d_new: int,
     cfg: GrowConfig,
-    probe: tuple[torch.Tensor, torch.Tensor] | None = None,
+    probe: Batch | None = None,
+    batches: Iterable[Batch] | None = None,
+    optimizer: str = "reset",
     force: bool = False,
 ) -> dict:
     """Write the child of `parent` at width `d_new` to the folder `out`; its `growth` record.
 
-    The child starts at step 0 with cumulative tokens and FLOPs, and names its parent's hash. probe:
-    tokens and targets (B, T) for the report card; None draws 256 random tokens of the vocabulary.
-    Raises UserError as checkpoint.load, growth.apply.grow and checkpoint.save do.
+    The child starts at step 0 with cumulative tokens and FLOPs, a learned operator's included, and
+    names its parent's hash. probe: tokens and targets (B, T) for the report card; None draws 256
+    random tokens of the vocabulary. batches: for learned operators. optimizer: the policy of
+    growth/optim.py for the parent's Adam state.
+    Raises UserError as checkpoint.load, growth.apply.grow, growth.optim.carry and checkpoint.save.
     """
-    ckpt = checkpoint.load(parent)
+    began, ckpt = time.perf_counter(), checkpoint.load(parent)
     old = checkpoint.model_config(ckpt)
     lineage = ckpt.meta.get("lineage", [])
     ages = tuple(entry["d_model"] for entry in lineage[:-1])
-    grown = grow(ckpt.model, old, d_new, cfg, ages)
+    grown = grow(ckpt.model, old, d_new, cfg, ages, batches)
+    moments = carry(grown.plan, ckpt.optimizer, optimizer)
+    wall_s, learned = time.perf_counter() - began, grown.learned
     x_bt, y_bt = probe or random_probe(old)
     record = {
         "settings": asdict(cfg),
+        "optimizer": optimizer,
         "parent": ckpt.hash,
-        "tokens": 0,
-        "flops": 0,
+        "tokens": learned.tokens if learned else 0,
+        "flops": learned.flops if learned else 0,
+        "wall_s": wall_s,
+        "learning_losses": learned.losses if learned else None,
         "report": report_card(grown.plan, old, grown.weights, grown.cfg, x_bt, y_bt),
     }
     meta = {
@@ -43,12 +57,14 @@ def grow_checkpoint(
         "step": 0,
         "tokens": 0,
         "flops": 0,
-        "tokens_total": ckpt.meta.get("tokens_total", 0),
-        "flops_total": ckpt.meta.get("flops_total", 0),
+        "tokens_total": ckpt.meta.get("tokens_total", 0) + record["tokens"],
+        "flops_total": ckpt.meta.get("flops_total", 0) + record["flops"],
         "lineage": lineage,
         "growth": record,
     }
-    checkpoint.save(out, grown.weights, meta, force=force)
+    if moments:
+        meta["optimizer_step"] = ckpt.meta["optimizer_step"]
+    checkpoint.save(out, grown.weights, meta, moments, force=force)
     return record
 
 
