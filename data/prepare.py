@@ -346,7 +346,9 @@ def _total(config: PrepareConfig, source: Source) -> int | None:
 
 
 def _progress(what: str, total: int | None) -> tqdm:
-    return tqdm(desc=what, total=total, unit="B", unit_scale=True, mininterval=0.5, leave=False)
+    # the delay keeps an error that comes at once a single line
+    options = {"unit": "B", "unit_scale": True, "mininterval": 0.5, "delay": 0.5, "leave": False}
+    return tqdm(desc=what, total=total, **options)
 
 
 def _require_windows(config: PrepareConfig, writers: dict[str, "ShardWriter"]) -> None:

@@ -4,6 +4,8 @@ A corpus is a folder: manifest.json, train_00000.bin ..., val_00000.bin ... (raw
 uint16 token ids, documents separated by EOT) and, for a trained BPE, tokenizer.json.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import mmap
@@ -11,11 +13,14 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 FORMAT = 1
 SPLITS = ("train", "val")
@@ -240,6 +245,8 @@ class Corpus:
     def _read(
         self, split: str, windows: list[int], block_size: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch  # here, so that preparing a corpus does not wait for it
+
         ends = self._window_ends(split, block_size)
         tokens_bt = np.empty((len(windows), block_size + 1), dtype=np.int64)
         for row, window in zip(tokens_bt, windows, strict=True):

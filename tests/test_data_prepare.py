@@ -276,7 +276,7 @@ def test_command_line_prepares_from_any_folder(config, tmp_path):
     options = ["--source", config.source, "--tokenizer", "bpe:300", "--out", "new/corpus"]
     done = subprocess.run(command(*options), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "prepared new/corpus: train" in done.stdout and "tokenize" in done.stderr
+    assert "prepared new/corpus: train" in done.stdout
     Corpus(tmp_path / "new" / "corpus", verify="hash")
 
 
@@ -329,8 +329,9 @@ def test_full_disk_is_one_line_and_leaves_no_folder(config):
     done = subprocess.run(
         command(*options), cwd=ROOT, capture_output=True, text=True, preexec_fn=small_disk
     )
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: File too large")
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: File too large")
     assert names(config.out.parent) == ["in.jsonl"]
 
 

@@ -278,8 +278,8 @@ def test_offline_hub_is_one_line_at_once(tmp_path, setting):
         capture_output=True,
         text=True,
     )
-    assert time.monotonic() - began < 5 + 3  # the machine may be busy: the import alone takes 2 s
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
+    assert time.monotonic() - began < 5
+    assert done.returncode == 2
+    [last] = done.stderr.splitlines()
     assert "cannot read HuggingFaceFW/fineweb" in last and "--source speeches" in last
     assert list(tmp_path.iterdir()) == []
