@@ -146,10 +146,8 @@ def _stop_with(*pids: int) -> None:
 
 
 def job_folder(out: str | Path, run_id: str) -> Path:
-    """`<out>/jobs/<run_id>`, made if it is missing."""
-    folder = Path(out) / "jobs" / run_id
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    """Where a run's lock, state and (local) submitit files and log lie."""
+    return Path(out) / "jobs" / run_id
 
 
 def state_file(out: str | Path, run_id: str) -> Path:
@@ -158,7 +156,8 @@ def state_file(out: str | Path, run_id: str) -> Path:
 
 
 def write_json(path: Path, data: dict) -> None:
-    """Atomic: readers see the old file or the new one."""
+    """Atomic: readers see the old file or the new one. Makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "w") as file:
         json.dump(data, file, indent=1)
@@ -169,13 +168,22 @@ def write_json(path: Path, data: dict) -> None:
 
 def read_json(path: Path) -> dict:
     """The file's data, {} if there is no such file."""
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        data = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} holds no JSON object; delete it and run again")
+    return data
 
 
 @contextmanager
 def hold(path: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Hold a lock that the kernel frees when its process ends, however it ends."""
     deadline = time.monotonic() + wait_s
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+") as file:
         while not _locked(file):
             if time.monotonic() >= deadline:
@@ -200,6 +208,8 @@ def _locked(file) -> bool:
 
 def held(path: Path) -> bool:
     """Whether a live process holds the lock."""
+    if not path.exists():
+        return False
     with open(path, "a") as file:
         return not _locked(file)
 

@@ -46,7 +46,7 @@ def run_local(
     """
     out = Path(out).resolve()
     gpus = local_gpus() if gpus is None else gpus
-    with hold(job_folder(out, "") / "scheduler.lock", wait_s=2), _caught_signals() as caught:
+    with hold(out / "jobs" / "scheduler.lock", wait_s=2), _caught_signals() as caught:
         grid = _Grid(out, jobs, n_jobs, is_done, gpus, target)
         while True:
             grid.collect(stopping=bool(caught))

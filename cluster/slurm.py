@@ -118,7 +118,7 @@ def submit_slurm(
     kept in `<out>/slurm_jobs.json`.
     """
     out = Path(out).resolve()
-    with hold(job_folder(out, "") / "scheduler.lock", wait_s=2):
+    with hold(out / "jobs" / "scheduler.lock", wait_s=2):
         record, code = read_json(out / "slurm_jobs.json"), snapshot(out)
         ids = {run_id: record[run_id]["job_id"] for run_id in _queue(record)}
         todo = longest_first([j for j in jobs if j.run_id not in ids and not is_done(j.run_id)])
@@ -206,10 +206,10 @@ def _status(out, job, is_done, entry: dict, slurm: tuple[str, str] | None) -> St
     if slurm and slurm[0] not in ENDED:
         state = "queued" if slurm[0] in ("PENDING", "CONFIGURING", "REQUEUED") else "running"
         return Status(state, slurm[1] if state == "queued" else "", log)
+    if held(job_folder(out, job.run_id) / "lock"):  # a local run
+        return Status("running", log=log)
     if not note:
         return Status("queued", "not submitted")
-    if not entry and held(job_folder(out, job.run_id) / "lock"):
-        return Status("running", log=log)
     if note["state"] != "failed" and slurm:
         return Status("failed", f"Slurm: {slurm[0]}", log)
     return outcome(out, job.run_id, is_done)

@@ -11,6 +11,7 @@ from cluster import Job
 from errors import UserError
 from tests.slurm.conftest import Grid, wait_for
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
 
@@ -46,28 +47,23 @@ def test_killed_process_is_a_failure_with_a_reason(grid):
     assert grid.wait("killed", "failed").reason == "Slurm: FAILED"
 
 
-def test_signal_saves_within_a_step_and_requeues_only_that_array_task(grid):
-    grid.submit(*(Job(f"r{i}", {"steps": 40, "sleep": 0.2}) for i in range(3)))
-    assert len({grid.job_id(f"r{i}").split("_")[0] for i in range(3)}) == 1  # one array
-    for i in range(3):
-        grid.wait_step(f"r{i}", 3)
-    before = grid.count("r1")["step"]
-    grid.signal("r1", "USR2")
-    for i in range(3):
-        grid.wait(f"r{i}", "done")
-    starts = grid.count("r1")["starts"]
-    assert len(starts) == 2 and before <= starts[1]["step"] <= before + 2
-    assert [grid.note(f"r{i}")["restarts"] for i in range(3)] == [0, 1, 0]
-    assert [len(grid.count(f"r{i}")["starts"]) for i in range(3)] == [1, 2, 1]
-
-
-@pytest.mark.parametrize("name", ["USR1", "TERM"])
-def test_other_signals_of_a_preemption_requeue_too(grid, name):
-    grid.submit(Job("parent", {"steps": 20, "sleep": 0.2}), Job("child", needs=("parent",)))
-    grid.wait_step("parent", 3)
-    grid.signal("parent", name)
+def test_signals_save_within_a_step_and_requeue_only_that_array_task(grid):
+    signals = {"r0": None, "r1": "USR2", "r2": "USR1", "r3": "TERM"}
+    runs = [Job(run_id, {"steps": 30, "sleep": 0.2}) for run_id in signals]
+    grid.submit(*runs, Job("child", needs=("r3",)))
+    assert len({grid.job_id(run_id).split("_")[0] for run_id in signals}) == 1  # one array
+    for run_id in signals:
+        grid.wait_step(run_id, 3)
+    before = {run_id: grid.count(run_id)["step"] for run_id in signals}
+    for run_id, name in signals.items():
+        if name:
+            grid.signal(run_id, name)
     grid.wait("child", "done")  # the dependency outlives the requeue
-    assert len(grid.count("parent")["starts"]) == 2 and grid.note("parent")["restarts"] == 1
+    for run_id, name in signals.items():
+        grid.wait(run_id, "done")
+        starts = [start["step"] for start in grid.count(run_id)["starts"]]
+        assert len(starts) == 1 + bool(name) and grid.note(run_id)["restarts"] == bool(name)
+        assert not name or before[run_id] <= starts[1] <= before[run_id] + 2
 
 
 def test_cancelled_run_saves_and_is_not_requeued(grid):
@@ -124,6 +120,37 @@ def copy_sources(root: Path) -> None:
 def test_refused_submission_is_a_user_error(grid):
     with pytest.raises(UserError, match="invalid partition"):
         grid.submit(Job("run"), partition="nowhere")
+
+
+def sbatch(script: str, *arguments: object, folder: Path) -> str:
+    """Submit slurm/<script> from `folder`; returns the job's id."""
+    command = ["sbatch", "--parsable", "--cpus-per-task=1", ROOT / "slurm" / script, *arguments]
+    return subprocess.check_output(list(map(str, command)), cwd=folder, text=True).strip()
+
+
+def job_state(job_id: str) -> str:
+    command = ["squeue", "-h", "-t", "all", "-o", "%T", "-j", job_id]
+    return subprocess.check_output(command, text=True).strip()
+
+
+def test_ablate_sh_finds_the_repository_from_any_folder(slurm, tmp_path):
+    job_id = sbatch("ablate.sh", "--list", folder=tmp_path)
+    wait_for(lambda: job_state(job_id) == "COMPLETED", 60, lambda: job_state(job_id))
+    assert "nrio" in (tmp_path / f"ablate-{job_id}.out").read_text()
+
+
+def test_train_sh_trains_two_ranks_and_comes_back_after_a_signal(slurm, tmp_path, corpus_folder):
+    model = {"vocab_size": 48, "block_size": 16, "n_layer": 1, "n_head": 2, "head_dim": 4}
+    model = {f"model.{name}": value for name, value in model.items()} | {"model.d_model": 8}
+    options = {"data": corpus_folder, "out": "run", "steps": 400, "batch_size": 4, "device": "cpu"}
+    options |= {"eval_every": 400, "eval_tokens": 64, "last_tokens": 64, **model}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    job_id = sbatch("train.sh", *words, folder=tmp_path)
+    log, run = tmp_path / f"train-{job_id}.out", tmp_path / "run"
+    wait_for(lambda: cluster.read_json(run / "progress.json").get("step"), 60, log.read_text)
+    subprocess.run(["scancel", "--signal=USR2", job_id], check=True)
+    wait_for((run / "done.json").exists, 90, log.read_text)
+    assert "SIGUSR2 at step" in log.read_text()
 
 
 @pytest.fixture(scope="module", autouse=True)
