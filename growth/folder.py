@@ -216,7 +216,7 @@ def make_tensor(growth: Growth, name: str) -> torch.Tensor:
     plan, spec = growth.plan, growth.plan.specs[name]
     narrow = replace(plan, weights=Upcast(plan.weights))
     wide = OPERATORS[plan.cfg.operator](narrow, spec)
-    if not torch.isfinite(wide).all():
+    if not torch.isfinite(torch.stack(wide.aminmax())).all():  # NaN and inf reach the extremes
         raise UserError(f"grown parameter {name} is not finite; check the source's {name}")
     wide = hf_folder.mix(wide, growth.new.n_head) if spec.per_head else wide
     return wide.to(growth.dtype).contiguous()
@@ -307,4 +307,4 @@ def probe(config) -> dict:
 def peak_rss_mb() -> float:
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # Linux counts KiB

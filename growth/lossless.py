@@ -34,10 +34,10 @@ def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
 
 
 def repeat(plan: Plan, spec: Spec, part: str, w: torch.Tensor) -> torch.Tensor:
+    w = w * scale(plan, spec, part)  # before it is large
     for dim, space in enumerate(spec.axes):
         if space in plan.sizes:
             w = w.index_select(dim, repeat_index(plan, space))
-    w = w * scale(plan, spec, part)
     return w if plan.cfg.noise_db is None else w + noise(plan, spec, part, w)
 
 

@@ -1,7 +1,6 @@
-"""Hugging Face families: where each keeps its sizes, and our GPT to and from their GPT-2.
+"""Hugging Face families: where each config keeps its sizes, and our GPT as their GPT-2 and back.
 
-python -m models.hf to-gpt2 CHECKPOINT OUT [--tokenizer tokenizer.json]
-python -m models.hf from-gpt2 FOLDER OUT
+models/convert.py is the command line of the latter.
 """
 
 from dataclasses import dataclass

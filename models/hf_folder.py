@@ -31,7 +31,7 @@ BUFFERS = re.compile(  # constants that old checkpoints store and current code c
     r".*\b((attn|attention)\.(masked_)?bias|rotary_emb\.inv_freq|position_ids|token_type_ids|"
     r"EncDecAttention\.relative_attention_bias\.weight)$"
 )
-DTYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def find_weights(path: Path, allow_pickle: bool) -> tuple[dict[str, str], Callab
         return indexed(path, INDEX), open_safetensors(path)
     if (path / SINGLE).is_file():
         read = open_safetensors(path)
-        return {name: SINGLE for name in read.names(SINGLE)}, read
+        return {name: SINGLE for name in read.header(SINGLE)}, read
     pickled = [name for name in PICKLES if (path / name).is_file()]
     if not pickled:
         raise UserError(f"{path} has no {SINGLE} or {INDEX}: there are no weights to grow")
@@ -137,7 +137,7 @@ def find_weights(path: Path, allow_pickle: bool) -> tuple[dict[str, str], Callab
     read = open_pickles(path)
     if pickled[0] == PICKLES[0]:
         return indexed(path, PICKLES[0]), read
-    return {name: PICKLES[1] for name in read.names(PICKLES[1])}, read
+    return {name: PICKLES[1] for name in read.header(PICKLES[1])}, read
 
 
 def indexed(path: Path, index: str) -> dict[str, str]:
@@ -160,38 +160,46 @@ def indexed(path: Path, index: str) -> dict[str, str]:
 
 
 class open_safetensors:
-    """read(file, name), each file opened once and memory-mapped."""
+    """read(file, name). A file is mapped anew for every tensor, so that its pages leave memory with
+    the tensor: a map that stays open would keep all that was ever read."""
 
     def __init__(self, path: Path):
-        self.path, self.opened = path, {}
+        self.path, self.headers = path, {}
 
     def open(self, file: str):
-        if file not in self.opened:
-            try:
-                self.opened[file] = safetensors.safe_open(self.path / file, framework="pt")
-            except (safetensors.SafetensorError, OSError) as error:
-                raise UserError(f"{self.path / file} is damaged or cut short ({error})") from None
-        return self.opened[file]
+        try:
+            return safetensors.safe_open(self.path / file, framework="pt")
+        except (safetensors.SafetensorError, OSError) as error:
+            raise UserError(f"{self.path / file} is damaged or cut short ({error})") from None
 
-    def names(self, file: str) -> list[str]:
-        return list(self.open(file).keys())
+    def header(self, file: str) -> dict[str, tuple[torch.Size, bool]]:
+        """name -> (shape, is a float), without reading a tensor."""
+        if file not in self.headers:
+            opened = self.open(file)
+            pieces = {name: opened.get_slice(name) for name in opened.keys()}
+            self.headers[file] = {
+                name: (torch.Size(piece.get_shape()), piece.get_dtype() in FLOATS)
+                for name, piece in pieces.items()
+            }
+        return self.headers[file]
 
     def shape(self, file: str, name: str) -> tuple[torch.Size, bool]:
-        """(shape, is a float) without reading the tensor."""
-        try:
-            piece = self.open(file).get_slice(name)
-        except safetensors.SafetensorError:
-            raise UserError(f"{self.path / file} lacks {name}, which its index lists") from None
-        return torch.Size(piece.get_shape()), piece.get_dtype() in DTYPES
+        if name not in self.header(file):
+            raise UserError(f"{self.path / file} lacks {name}, which its index lists")
+        return self.header(file)[name]
 
     def __call__(self, file: str, name: str) -> torch.Tensor:
         return self.open(file).get_tensor(name)
 
 
 class open_pickles(open_safetensors):
-    """The same for .bin files, read with weights_only and memory-mapped."""
+    """The same for .bin files, read with weights_only and memory-mapped; they stay open."""
 
-    def open(self, file: str):
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.opened = {}
+
+    def open(self, file: str) -> dict[str, torch.Tensor]:
         if file not in self.opened:
             try:
                 state = torch.load(self.path / file, "cpu", weights_only=True, mmap=True)
@@ -202,11 +210,8 @@ class open_pickles(open_safetensors):
             self.opened[file] = state
         return self.opened[file]
 
-    def shape(self, file: str, name: str) -> tuple[torch.Size, bool]:
-        if name not in self.open(file):
-            raise UserError(f"{self.path / file} lacks {name}, which its index lists")
-        tensor = self.opened[file][name]
-        return tensor.shape, tensor.is_floating_point()
+    def header(self, file: str) -> dict[str, tuple[torch.Size, bool]]:
+        return {n: (t.shape, t.is_floating_point()) for n, t in self.open(file).items()}
 
     def __call__(self, file: str, name: str) -> torch.Tensor:
         return self.open(file)[name]
@@ -297,6 +302,8 @@ def new_folder(dst: Path, force: bool) -> Iterator[Path]:
     dst = Path(dst)
     if dst.exists() and not force:
         raise UserError(f"{dst} exists; choose another place or pass --force to replace it")
+    if dst.exists() and not (dst / "config.json").is_file() and any(dst.iterdir()):
+        raise UserError(f"{dst} holds something else than a model; it is never replaced")
     tmp = dst.with_name(f".{dst.name}.tmp-{os.getpid()}")
     shutil.rmtree(tmp, ignore_errors=True)
     tmp.mkdir(parents=True)
@@ -316,10 +323,11 @@ def write_weights(
     shard_bytes: int = 2 * 10**9,
 ) -> int:
     """Write make(name) for every name into safetensors files of at most `shard_bytes` (one tensor
-    at least); the total size in bytes. Only one shard is in memory at a time."""
+    at least); the total size in bytes. Only one shard is in memory at a time, the largest tensors
+    first: what computing them takes comes on top of little else."""
     sizes = {name: shape.numel() * itemsize for name, shape in shapes.items()}
     shards: list[list[str]] = [[]]
-    for name in shapes:
+    for name in sorted(shapes, key=sizes.get, reverse=True):
         if shards[-1] and sum(sizes[n] for n in shards[-1]) + sizes[name] > shard_bytes:
             shards.append([])
         shards[-1].append(name)
