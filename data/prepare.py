@@ -15,6 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -231,18 +232,17 @@ def _remove_empty(folder: Path, top: Path | None) -> None:
 def _put_in_place(temp: Path, out: Path, settings: dict, force: bool) -> None:
     """Renames the finished folder; another preparation may have been faster."""
     _sync_folder(temp)
-    if force and out.exists():
-        old = out.with_name(f".{out.name}.old-{_owner()}")
-        os.rename(out, old)
+    old = out.with_name(f".{out.name}.old-{_owner()}")
+    if force:
+        with suppress(FileNotFoundError):
+            os.rename(out, old)
+    try:
         os.rename(temp, out)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        try:
-            os.rename(temp, out)
-        except OSError:
-            if not _already_prepared(out, settings, force=False):
-                raise
-            shutil.rmtree(temp)
+    except OSError:
+        if not _already_prepared(out, settings, force=False):
+            raise
+        shutil.rmtree(temp)
+    shutil.rmtree(old, ignore_errors=True)
     _sync_folder(out.parent)
 
 
