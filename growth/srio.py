@@ -12,8 +12,9 @@ stream takes "in". A tied head is its embedding, so it takes "out", which is wha
 R_out needs from its head: E R_out^T R_out x = E x.
 
 Exact where the norm commutes with R: RMSNorm with its gain folded, any epsilon; LayerNorm only at
-epsilon = 0, folded likewise. The new part must be silent (zero) and gains and norm_eps be scaled for
-the wider stream, which this module leaves alone: growth/exact_srio.py is the operator that is exact.
+epsilon = 0, folded likewise. The new part must be silent (zero) and gains and norm_eps be scaled
+for the wider stream, which this module leaves alone: growth/exact_srio.py is the operator that is
+exact.
 """
 
 import torch
