@@ -38,9 +38,6 @@ class Learned:
     base: Callable[[Plan, Spec], torch.Tensor]
     fold: Callable[[Plan, Spec, torch.Tensor, dict], torch.Tensor]
 
-    def grow_tensor(self, plan: Plan, spec: Spec, params: dict) -> torch.Tensor:
-        return self.fold(plan, spec, self.base(plan, spec), self.maps(plan, params))
-
 
 @dataclass(frozen=True)
 class LearnResult:
