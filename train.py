@@ -34,7 +34,7 @@ from errors import UserError, exit_on_user_error
 from growth.gate import Gate, alpha_at
 from models.gpt import GPT, GPTConfig
 from training.folder import Log, make_tracker, run_folder
-from training.optimizer import load_optimizer, lr_at, make_optimizer, pack_optimizer
+from training.optimizer import check_moments, load_optimizer, lr_at, make_optimizer, pack_optimizer
 from training.processes import (
     Interrupted,
     Place,
@@ -262,6 +262,7 @@ def build_model(seed: int, model_cfg: GPTConfig, init: Checkpoint | None, place:
     model.to(place.device, torch.float64 if place.dtype == "float64" else torch.float32)
     if init:
         checkpoint.load_weights(model, init.model, str(init.folder))
+        check_moments(init)
     return model
 
 
@@ -271,7 +272,7 @@ def data_parallel(model: GPT, place: Place) -> torch.nn.Module:
     if place.size == 1:
         return model
     ids = [place.device.index] if place.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+    return DistributedDataParallel(model, device_ids=ids)
 
 
 def compiled(
