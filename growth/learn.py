@@ -102,9 +102,14 @@ def widen(plan: Plan, operator: Learned, base: dict, params: dict) -> dict[str, 
 
 def fold_flops(plan: Plan, operator: Learned, base: dict, params: dict) -> int:
     """Matrix-product FLOPs of one fold and its backward pass, as torch counts them (a matrix
-    exponential, a few d x d products, is not)."""
+    exponential, a few d x d products, is not). UserError where no tensor depends on `params`."""
     with FlopCounterMode(display=False) as counter:
         wide = [w for w in widen(plan, operator, base, params).values() if w.requires_grad]
+        if not wide:
+            raise UserError(
+                f"{plan.cfg.operator} has nothing to learn with rotate_weights off and norm "
+                f"{plan.cfg.norm!r}; turn one on"
+            )
         torch.autograd.backward(wide, [torch.ones_like(w) for w in wide])
     for p in params.values():
         p.grad = None

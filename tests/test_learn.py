@@ -116,6 +116,15 @@ def test_too_few_batches_are_refused():
         learn(p, LEARNED["ligo"], tiny(8).widened(12), batches(tiny(8), n=5))
 
 
+def test_an_operator_that_acts_on_nothing_is_refused():
+    with pytest.raises(UserError, match="nothing to learn"):
+        p = learned_plan("srio-lo", rotate_weights=False, norm="keep")
+        learn(p, LEARNED["srio-lo"], tiny(8).widened(12), batches(tiny(8)))
+    p = learned_plan("srio-lo", rotate_weights=False)  # gains alone: the "in" angle has no gradient
+    result = learn(p, LEARNED["srio-lo"], tiny(8).widened(12), batches(tiny(8)))
+    assert result.params["out"] != 0 and result.params["in"] == 0
+
+
 def test_progress_is_shown(capsys):
     p = learned_plan("srio-lo")
     learn(p, LEARNED["srio-lo"], tiny(8).widened(12), batches(tiny(8)))
