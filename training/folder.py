@@ -151,7 +151,8 @@ class Log:
         self.told = now
         steps = row["step"] - self.first_step
         speed = steps * self.run.tokens_per_step / max(now - self.began, 1e-9)
-        self.bar.set_postfix_str(f"loss {row['loss']}, {speed:,.0f} tok/s", refresh=False)
+        loss = math.nan if row["loss"] is None else row["loss"]
+        self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tok/s", refresh=False)
         progress = {"step": row["step"], "steps": self.run.cfg.steps}
         progress |= {"loss": row["loss"], "tokens_per_s": speed}
         write_json(self.run.cfg.out / "progress.json", progress, durable=False)

@@ -69,19 +69,26 @@ def pack_optimizer(
     return moments, int(states[0]["step"])
 
 
-def load_optimizer(optimizer: torch.optim.AdamW, names: list[str], ckpt: Checkpoint) -> None:
-    """The inverse of pack_optimizer, by name. Nothing happens where the checkpoint has no moments;
-    UserError where one is missing, unknown or of another shape than its parameter."""
+def check_moments(ckpt: Checkpoint) -> None:
+    """UserError where a checkpoint has moments and one is missing, unknown or misshapen."""
     if ckpt.optimizer is None:
         return
-    step = ckpt.meta.get("optimizer_step")
-    wanted = {f"{name}/{kind}": ckpt.model[name].shape for name in names for kind in MOMENTS}
+    wanted = {f"{name}/{kind}": p.shape for name, p in ckpt.model.items() for kind in MOMENTS}
     found = {key: moment.shape for key, moment in ckpt.optimizer.items()}
+    step = ckpt.meta.get("optimizer_step")
     if found != wanted or type(step) is not int or step < 1:
         raise UserError(f"{ckpt.folder}: its optimizer state does not fit its weights")
-    states = {}
+
+
+def load_optimizer(optimizer: torch.optim.AdamW, names: list[str], ckpt: Checkpoint) -> None:
+    """The inverse of pack_optimizer, by name. Nothing happens where the checkpoint has no moments;
+    raises UserError as check_moments does."""
+    check_moments(ckpt)
+    if ckpt.optimizer is None:
+        return
+    step, states = torch.tensor(float(ckpt.meta["optimizer_step"])), {}
     for i, name in enumerate(names):
         states[i] = {kind: ckpt.optimizer[f"{name}/{kind}"].clone() for kind in MOMENTS}
-        states[i]["step"] = torch.tensor(float(step))
+        states[i]["step"] = step.clone()
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": states, "param_groups": groups})

@@ -163,47 +163,6 @@ def identify(
     return identity
 
 
-@dataclass(frozen=True)
-class TrainConfig:
-    """One training run. Lengths are in optimizer steps unless they say tokens."""
-
-    out: Path  # run folder
-    data: Path  # prepared corpus
-    init: Path | None = None  # checkpoint to start from; its model config replaces `model`
-    model: GPTConfig = field(default_factory=GPTConfig)
-    seed: int = 0  # initialisation only
-    data_seed: int = 0  # order of the training windows
-    steps: int = 1000
-    batch_size: int = 32  # sequences per optimizer step, over all processes
-    micro_batch: int = 0  # sequences per forward; 0: all of a process's share at once
-    lr: float = 1e-3
-    min_lr_ratio: float = 0.1  # final learning rate / lr
-    warmup_steps: int = 100
-    schedule: str = "cosine"  # cosine | wsd (warm-up, stable, linear decay) | constant
-    decay_fraction: float = 0.2  # wsd: part of `steps` spent decaying
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    adam_eps: float = 1e-8
-    clip: float = 1.0  # largest global gradient norm; 0: no clipping
-    eval_every: int = 100  # also before the first step and after the last
-    eval_tokens: int = 65_536
-    save_every: int = 200
-    keep: int = 2  # step checkpoints kept while running
-    last_tokens: int = 20_000_000  # window of the final training loss (the last shard)
-    dtype: str = "auto"  # auto | float32 | bfloat16 (autocast) | float64
-    compile: bool = False
-    device: str = "auto"  # auto | cpu | cuda | cuda:N
-    threads: int = 0  # CPU threads; 0: torch's choice
-    tracker: str = ""  # "" | tensorboard | wandb
-    gate_steps: int = 0  # length of the warm-up gate after growth (growth/gate.py)
-    gate_d_old: int = 0  # width before growth
-    run_id: str = ""  # name of the run in lineages; default: name of the run folder
-
-
-# not part of what a run computes: these may change when it is resumed
-
-
 def check_config(cfg: TrainConfig) -> None:
     """Every number in its range, every choice known; UserError names value, range and remedy."""
     choices = {
@@ -217,12 +176,13 @@ def check_config(cfg: TrainConfig) -> None:
             raise UserError(f"{name} is {getattr(cfg, name)!r}; choose one of {shown}")
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", str(cfg.device)):
         raise UserError(f"device is {cfg.device!r}; choose auto, cpu, cuda or cuda:N")
-    whole = {"seed": (0, 2**63 - 1), "data_seed": (0, 2**63 - 1), "steps": (1, 10**8 - 1)}
+    last = cfg.steps if type(cfg.steps) is int else 1
+    whole = {"steps": (1, 10**8 - 1), "seed": (0, 2**63 - 1), "data_seed": (0, 2**63 - 1)}
     whole |= dict.fromkeys(("batch_size", "eval_every", "eval_tokens"), (1, 10**12))
     whole |= dict.fromkeys(("save_every", "keep", "last_tokens"), (1, 10**15))
     whole |= {"micro_batch": (0, 10**9), "threads": (0, 1024), "gate_d_old": (0, 10**9)}
     # the warm-up must end before the last step, and the gate with it at the latest
-    whole |= {"warmup_steps": (0, cfg.steps - 1), "gate_steps": (0, cfg.steps)}
+    whole |= {"warmup_steps": (0, last - 1), "gate_steps": (0, last)}
     real = {"lr": (1e-12, 100.0), "min_lr_ratio": (0.0, 1.0), "decay_fraction": (0.0, 1.0)}
     real |= {"weight_decay": (0.0, 100.0), "beta1": (0.0, 0.99999), "beta2": (0.0, 0.9999999)}
     real |= {"adam_eps": (1e-30, 1.0), "clip": (0.0, 1e9)}
