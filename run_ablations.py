@@ -11,6 +11,7 @@ OUT/table.*, OUT/claims.md, OUT/*.png when the grid is complete.
 """
 
 import json
+import os
 import shlex
 import sys
 import time
@@ -30,7 +31,7 @@ class Args:
     """The ablation grid: every variant of a preset, paired by seed."""
 
     preset: str = ""
-    """smoke | tiny | mini | mini-chain | paper | paper-chain; empty: paper on a GPU, tiny on a CPU"""
+    """smoke | tiny | mini | mini-chain | paper | paper-chain; empty: paper or, without a GPU, tiny"""
     only: str = ""
     """variants, comma-separated; a name may carry overrides (srio@epsilon=0.25@lr=0.001); "all" """
     seeds: str = ""
@@ -104,8 +105,6 @@ def default_preset() -> str:
 
 
 def n_jobs(asked: int) -> int:
-    import os
-
     import torch
 
     return asked or torch.cuda.device_count() or len(os.sched_getaffinity(0))
@@ -126,18 +125,32 @@ def execute(out: str, run_id: str, spec: dict) -> None:
     run, folder, row = Run(**spec["run"]), Path(out) / "runs" / run_id, row_path(out, run_id)
     if row.exists():
         return
+    first = int(os.environ.get("RANK", 0)) == 0  # of several processes, one grows and writes
     data = Path(spec["data"])
     model, child = GPTConfig(**run.train["model"]), None
     if run.grow:
         child, parent = Path(out) / "grown" / run_id, Path(out) / "runs" / run.needs / "final"
-        if not child.exists():
+        if first and not child.exists():
             corpus, cfg = Corpus(data), GrowConfig(**run.grow)
             probe = next(iter(corpus.eval_batches(*probe_size(model))))
             batches = learning_batches(corpus, run, cfg, model.block_size)
             grow_checkpoint(parent, child, run.d_model, cfg, probe, batches, run.optimizer)
+        wait_for(child)
     settings = {**run.train, "model": model, "run_id": run_id}
     summary = train(TrainConfig(out=folder, data=data, init=child, **settings))
-    write_row(row, make_row(run, spec, summary, child))
+    if first:
+        write_row(row, make_row(run, spec, summary, child))
+    if summary["status"] != "done":  # its children must not start
+        raise UserError(f"{run_id} {summary['status']}: {summary['reason']}")
+
+
+def wait_for(folder: Path, seconds: float = 3600) -> None:
+    """Until another process of this run has put `folder` in place (whole, by a rename)."""
+    end = time.monotonic() + seconds
+    while not folder.exists():
+        if time.monotonic() > end:
+            raise UserError(f"{folder} did not appear in {seconds:.0f} s; see the log of task 0")
+        time.sleep(0.2)
 
 
 def learning_batches(corpus, run, cfg, block_size: int):
@@ -205,7 +218,9 @@ def run_grid(args: Args, name: str, preset, runs: list, out: Path) -> None:
     jobs = make_jobs(runs, shared)
     if args.slurm:
         config = cluster.load_config(args.slurm_config)
-        return cluster.submit_slurm(out, jobs, config, lambda run_id: is_done(out, run_id))
+        sent = cluster.submit_slurm(out, jobs, config, lambda run_id: is_done(out, run_id))
+        print(f"submitted {len(sent)} of {len(runs)} runs: {' '.join(sent) or 'nothing to do'}")
+        return print("watch with --status; when all are done it prints the table")
     states = {}
     if not all(is_done(out, run.run_id) for run in runs):
         with GridBar(out, runs) as bar:
@@ -425,6 +440,8 @@ def print_status(out: Path, runs: list, cancel: bool) -> None:
     width = max(len(run_id) for run_id in states)
     for run_id, s in states.items():
         print(f"{run_id:{width}}  {s.state:8} {s.reason}  {s.log}".rstrip())
+    if {s.state for s in states.values()} == {"done"}:
+        summarize(out, out, allow_missing=True)
 
 
 if __name__ == "__main__":

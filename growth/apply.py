@@ -10,6 +10,7 @@ from growth import exact_srio, ligo, lossless, lrio, mrio, net2net, nrio, pad, s
 from growth.exact import exact_config, new_head_dim
 from growth.learn import Learned, LearnResult, learn, widen
 from growth.plan import GrowConfig, Plan
+from growth.rotation import theta
 from models.axes import gpt_arch, specs
 from models.gpt import GPT, GPTConfig
 
@@ -79,12 +80,7 @@ def grow(
     batches: (x, y) tokens (B, T) for cfg.learn_steps steps; learned operators need them.
     Raises UserError for an unknown operator, an impossible width, or epsilon out of range.
     """
-    names = (*OPERATORS, *LEARNED)
-    if cfg.operator not in names:
-        raise UserError(f"operator {cfg.operator!r} is unknown; choose one of {', '.join(names)}")
-    new = old.widened(d_new, new_head_dim(cfg, old.head_dim, old.d_model, d_new))
-    if new.d_model == old.d_model:
-        raise UserError(f"new width {d_new} is the old width; growth needs a larger one")
+    new = wide_config(old, d_new, cfg)
     plan, learned = plan_gpt(weights, old, new, cfg, ages), None
     new = exact_config(plan, old, new)
     if cfg.operator in LEARNED:
@@ -100,6 +96,20 @@ def grow(
         wide = {name: operator(plan, spec) for name, spec in plan.specs.items()}
     check_covers(wide, new)
     return Grown(wide, new, plan, learned)
+
+
+def wide_config(old: GPTConfig, d_new: int, cfg: GrowConfig) -> GPTConfig:
+    """The grown model's sizes, without touching a weight; the UserErrors that grow() would raise
+    for the operator, the width and epsilon."""
+    names = (*OPERATORS, *LEARNED)
+    if cfg.operator not in names:
+        raise UserError(f"operator {cfg.operator!r} is unknown; choose one of {', '.join(names)}")
+    new = old.widened(d_new, new_head_dim(cfg, old.head_dim, old.d_model, d_new))
+    if new.d_model == old.d_model:
+        raise UserError(f"new width {d_new} is the old width; growth needs a larger one")
+    for epsilon in (cfg.epsilon, *cfg.epsilons):
+        theta(epsilon, old.d_model, d_new, cfg.epsilon_reading)
+    return new
 
 
 def check_covers(weights: dict, cfg: GPTConfig) -> None:

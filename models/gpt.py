@@ -6,6 +6,7 @@ V = vocab_size. Parameter names and their axes are listed in models/axes.py.
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import torch.nn as nn
@@ -225,6 +226,7 @@ def init_weights(model: GPT, seed: int) -> None:
         p.copy_(torch.empty(p.shape).normal_(0.0, std, generator=gen))
 
 
+@cache
 def count_parameters(cfg: GPTConfig) -> int:
     """All parameters, a tied head once."""
     with torch.device("meta"):

@@ -1,0 +1,112 @@
+"""The grid as data: fairness of its runs, overrides, seeds, refusals."""
+
+from dataclasses import replace
+
+import pytest
+
+from errors import UserError
+from grid import MAIN, PRESETS, VARIANTS, expand_grid, parse_seeds
+from models.gpt import GPTConfig, count_parameters, flops_per_token
+
+NOT_THE_VARIANT = ("data_seed", "seed", "batch_size", "eval_tokens", "eval_every", "last_tokens")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_variants_of_a_seed_differ_in_nothing_but_the_variant(preset):
+    runs = expand_grid(preset, list(VARIANTS), [3])
+    for stage in {run.stage for run in runs} - {0}:
+        same_stage = [run for run in runs if run.stage == stage]
+        for key in NOT_THE_VARIANT:
+            assert len({run.train[key] for run in same_stage}) == 1, key
+        budgets = {r.tokens for r in same_stage if VARIANTS[r.variant].budget == "tokens"}
+        assert len(budgets) == 1
+        if stage == 1:
+            assert {r.needs for r in same_stage if r.grow} == {"parent-s3"}
+
+
+def test_stages_and_seeds_see_different_batches():
+    runs = expand_grid("mini-chain", ["nrio"], [0, 1])
+    orders = {(run.seed, run.stage): run.train["data_seed"] for run in runs}
+    assert len(set(orders.values())) == len(orders) == 6
+
+
+def test_scratch_flops_spends_what_parent_and_stage_spend():
+    for preset in ("tiny", "paper"):
+        runs = {run.variant: run for run in expand_grid(preset, ["scratch-flops", "nrio"], [0])}
+        spent = runs["parent"].flops + runs["nrio"].flops
+        assert runs["scratch-flops"].flops == pytest.approx(spent, rel=2e-3)
+        assert runs["scratch-flops"].flops > 1.2 * runs["nrio"].flops  # no empty statement
+
+
+def test_paper_protocol():
+    """24 M -> 44 M -> 70 M -> 101 M -> 119 M, 20 tokens per parameter, context 256 (recipe 7)."""
+    chain = PRESETS["paper-chain"]
+    sizes = [count_parameters(chain.config(k)) / 1e6 for k in range(5)]
+    assert [round(size) for size in sizes] == [24, 44, 70, 101, 119]
+    for run in expand_grid("paper", ["full"], [0]):
+        cfg = GPTConfig(**run.train["model"])
+        assert run.tokens == pytest.approx(20 * count_parameters(cfg), rel=1e-3)
+        assert (cfg.block_size, cfg.head_dim, cfg.vocab_size) == (256, 64, 50257)
+    full = expand_grid("paper", ["full"], [0])[1]
+    assert full.train["gate_steps"] / full.train["steps"] == pytest.approx(40 / 880, rel=1e-2)
+    assert full.train["last_tokens"] == pytest.approx(20e6, rel=1e-2)
+
+
+def test_main_table_has_the_eight_variants():
+    assert MAIN == (
+        *("scratch", "scratch-flops", "nrio", "nrio-policies", "srio", "full", "full-nogate"),
+        "zero-pad",
+    )
+
+
+def test_full_is_the_papers_recipe():
+    cfg = VARIANTS["full"].grow
+    assert (cfg.operator, cfg.attn, cfg.ffn) == ("srio", "convex", "tiled")
+    assert VARIANTS["full"].gate and not VARIANTS["full-nogate"].gate
+    assert replace(VARIANTS["full"], line="", gate=False) == replace(
+        VARIANTS["full-nogate"], line=""
+    )
+
+
+def test_overrides_change_what_they_name():
+    run = expand_grid("tiny", ["srio@epsilon=0.25@lr=0.001@gate=true"], [0])[-1]
+    assert run.grow["epsilon"] == 0.25 and run.train["lr"] == 0.001
+    assert run.train["gate_d_old"] == 64 and run.run_id == "srio@epsilon=0.25@lr=0.001@gate=true-s0"
+    plain = expand_grid("tiny", ["srio"], [0])[-1]
+    assert plain.grow["epsilon"] == 0.5 and "gate_steps" not in plain.train
+
+
+@pytest.mark.parametrize(
+    ("variant", "named"),
+    [
+        ("nope", "nope"),
+        ("srio@epsilon", "epsilon"),
+        ("srio@epsilon=abc", "abc"),
+        ("srio@what=1", "what"),
+        ("scratch@epsilon=1", "epsilon"),
+        ("srio@lr=../../x", "lr=../../x"),
+        ("srio@gate=maybe", "maybe"),
+        ("srio@attn=wrong", "wrong"),
+    ],
+)
+def test_bad_variants_are_refused_by_name(variant, named):
+    with pytest.raises(UserError, match=named.replace(".", r"\.")):
+        expand_grid("tiny", [variant], [0])
+
+
+def test_seeds():
+    assert parse_seeds("0-4", ()) == [0, 1, 2, 3, 4]
+    assert parse_seeds("3,1,1-2", ()) == [1, 2, 3]
+    assert parse_seeds("", (7,)) == [7]
+    for bad in ("a", "-1", "4-0", "0-5000", "1,,2", "1.5"):
+        with pytest.raises(UserError):
+            parse_seeds(bad, (0,))
+
+
+def test_flops_by_hand():
+    """d 256, L 14, F 1024, V 50257, T 256: 12 d^2 per layer, the head, and 4 T d per layer."""
+    cfg = GPTConfig()
+    weights = 14 * 12 * 256**2 + 50257 * 256
+    forward = 2 * weights + 14 * 4 * 256 * 256
+    assert flops_per_token(cfg) == 3 * forward == 154_265_088
+    assert 23.9e6 < count_parameters(cfg) < 24.1e6
