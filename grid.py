@@ -34,6 +34,7 @@ def grown(line: str, source: str, operator: str = "srio", *, gate=False, optimiz
 
 
 RECIPE = {"attn": "convex", "ffn": "tiled"}  # the paper's block policies
+FAST = {"learn_lr": 1e-2}  # for operators of few parameters (EXPERIMENTS.md has the sweeps)
 ZERO = dict.fromkeys(("attn", "ffn", "embed"), "zero")
 VARIANTS = {
     "scratch": Variant("wide model from scratch, the stage's tokens", "comparison"),
@@ -47,13 +48,13 @@ VARIANTS = {
     "full-nogate": grown("the full recipe without its gate", "paper", **RECIPE),
     "zero-pad": grown("old block copied, every new block zero", "comparison", "nrio", **ZERO),
     # the paper's further operators, blocks random as in nrio and srio
-    "srio-lo": grown("SRIO, an angle per side learned for 100 steps", "paper", "srio-lo", learn_lr=1e-2),
-    "srio-free": grown("SRIO, the 2 x 2 matrix learned, not orthogonal", "paper", "srio-free", learn_lr=1e-2),
+    "srio-lo": grown("SRIO, an angle per side learned for 100 steps", "paper", "srio-lo", **FAST),
+    "srio-free": grown("SRIO, the 2 x 2 matrix learned, not orthogonal", "paper", "srio-free", **FAST),
     "mrio": grown("a rotation over all growth ages, closed form", "paper", "mrio"),
-    "mrio-lo": grown("MRIO, its skew matrix learned for 100 steps", "paper", "mrio-lo", learn_lr=1e-2),
+    "mrio-lo": grown("MRIO, its skew matrix learned for 100 steps", "paper", "mrio-lo", **FAST),
     "lrio": grown("dense operator per side, learned for 100 steps", "paper", "lrio"),
     "lrio-orth": grown("LRIO kept orthogonal", "paper", "lrio-orth"),
-    "ligo": grown("LiGO: every expansion map learned for 100 steps", "paper", "ligo", learn_lr=1e-2),
+    "ligo": grown("LiGO: every expansion map learned for 100 steps", "paper", "ligo", **FAST),
     # claims C5, C6 and the two halves of SRIO
     "nrio-convex": grown("convex blocks everywhere", "paper", "nrio", attn="convex", ffn="convex"),
     "nrio-tiled": grown("tiled blocks everywhere", "paper", "nrio", attn="tiled", ffn="tiled"),
