@@ -19,7 +19,6 @@ order and the loss do not depend on their number.
 import math
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from data.shards import Corpus
 from errors import UserError, exit_on_user_error
 from growth.gate import Gate, alpha_at
 from models.gpt import GPT, GPTConfig
-from training.folder import Log, make_tracker, run_folder
+from training.folder import Log, run_folder
 from training.optimizer import check_moments, load_optimizer, lr_at, make_optimizer, pack_optimizer
 from training.processes import (
     Interrupted,
@@ -81,15 +80,14 @@ def train(cfg: TrainConfig) -> dict:
     origin, model = find_origin(init), build_model(cfg.seed, model_cfg, init, place)
     identity = identify(cfg, model_cfg, place, corpus, init)
     run = Run(cfg, place, corpus, model, init, origin, identity)
-    track = make_tracker(cfg.tracker, cfg.out, run.name) if place.rank == 0 else None
     with process_group(place), run_folder(cfg.out, identity, place) as done:
         if done is not None:
             return done
         with catch_signals() as caught:
-            return fit(run, caught, track)
+            return fit(run, caught)
 
 
-def fit(run: Run, caught: dict, track: Callable[[dict], None] | None = None) -> dict:
+def fit(run: Run, caught: dict) -> dict:
     """The training loop: evaluate, update, log, save, until the last step; then the summary."""
     cfg, model, place = run.cfg, run.model, run.place
     optimizer, names = make_optimizer(cfg, model)
@@ -97,7 +95,7 @@ def fit(run: Run, caught: dict, track: Callable[[dict], None] | None = None) -> 
     gate = Gate(model, cfg.gate_d_old, cfg.gate_steps) if state.step < cfg.gate_steps else None
     parallel = data_parallel(model, place)
     net, net_train = compiled(cfg.compile, model, parallel)
-    log = Log(run, state, track)
+    log = Log(run, state)
     began, wall_before, reason = time.perf_counter(), state.wall_s, None
 
     def save(name: str, **extra) -> None:

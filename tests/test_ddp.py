@@ -182,6 +182,23 @@ def test_a_signal_at_one_process_stops_both_and_one_process_can_go_on(tmp_path, 
     check_equals_one_process(cfg, replace(cfg, out=tmp_path / "whole", run_id="run"))
 
 
+def test_place_comes_from_torchrun_or_srun(monkeypatch):
+    monkeypatch.setattr(os, "environ", {})
+    assert find_place("cpu") == Place()
+    batch_script = {"SLURM_JOB_ID": "40001", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+    monkeypatch.setattr(os, "environ", batch_script)
+    assert find_place("cpu").size == 1  # only srun's steps share a run
+    step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+    srun = batch_script | step | {"SLURM_STEP_NODELIST": "node7"}
+    monkeypatch.setattr(os, "environ", srun)
+    place = find_place("cpu", "bfloat16")
+    assert (place.rank, place.size, place.local, place.dtype) == (3, 4, 1, "bfloat16")
+    assert (srun["MASTER_ADDR"], srun["MASTER_PORT"]) == ("node7", "20001")
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    monkeypatch.setattr(os, "environ", torchrun)
+    assert find_place("cpu") == Place(rank=1, size=2, local=1)
+
+
 def test_a_batch_that_does_not_divide_is_refused(tmp_path, corpus_folder):
     cfg = replace(config(tmp_path, corpus_folder), batch_size=9)
     check_fit(cfg, MODEL, Corpus(corpus_folder), Place(size=3))

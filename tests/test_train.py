@@ -6,7 +6,9 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ import torch
 import checkpoint
 import train as train_module
 from data.shards import Corpus
-from errors import UserError
+from errors import UserError, exit_on_user_error
 from models.gpt import GPT, GPTConfig, count_parameters, flops_per_token
 from train import Interrupted, TrainConfig, train
 from training.optimizer import decay_groups, lr_at
@@ -595,6 +597,38 @@ def test_missing_tracker_names_the_pip_command(cfg, monkeypatch):
     with pytest.raises(UserError, match="pip install wandb"):
         train(replace(cfg, tracker="wandb"))
     assert not cfg.out.exists()
+
+
+def test_tensorboard_gets_every_row(cfg, monkeypatch):
+    sent, package = [], ModuleType("tensorboard")
+    package.__spec__ = ModuleSpec("tensorboard", None)
+    bridge = ModuleType("torch.utils.tensorboard")
+    bridge.SummaryWriter = lambda folder: SimpleNamespace(add_scalar=lambda *row: sent.append(row))
+    monkeypatch.setitem(sys.modules, "tensorboard", package)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", bridge)
+    summary = train(replace(cfg, tracker="tensorboard"))
+    assert [row[2] for row in sent if row[0] == "loss"] == [128 * s for s in range(1, 21)]
+    assert ("val_loss", summary["metrics"]["val_loss"], 2560) in sent
+
+
+def command(monkeypatch, cfg) -> int:
+    """The exit code of train.py's command line."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments(cfg)])
+    with pytest.raises(SystemExit) as stop:
+        exit_on_user_error(train_module.main)
+    return stop.value.code
+
+
+def test_exit_codes_and_messages_of_the_command(cfg, monkeypatch, capsys):
+    assert command(monkeypatch, replace(cfg, lr=-1.0)) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "lr is -1.0" in lines[0] and not cfg.out.exists()
+    for number, code in ((signal.SIGUSR1, 75), (signal.SIGINT, 130)):
+        monkeypatch.undo()
+        step = 3 if code == 75 else 5
+        at_batch(monkeypatch, step, lambda number=number: os.kill(os.getpid(), number))
+        assert command(monkeypatch, cfg) == code
+        assert f"at step {step + 1}" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_folder_belongs_to_one_config(cfg):

@@ -106,8 +106,8 @@ class Log:
     that of an uninterrupted run but for tokens_per_s.
     """
 
-    def __init__(self, run: Run, state: State, track: Callable[[dict], None] | None = None):
-        self.run, self.state, self.track, self.mute = run, state, track, run.place.rank > 0
+    def __init__(self, run: Run, state: State):
+        self.run, self.state, self.mute = run, state, run.place.rank > 0
         if self.mute:
             return
         self.path = run.cfg.out / "metrics.jsonl"
@@ -118,6 +118,7 @@ class Log:
                 f"remove {run.cfg.out} to start again"
             )
         self.file.truncate(state.metrics_bytes)
+        self.track = start_tracker(run.cfg.tracker, run.cfg.out, run.name)
         self.began, self.first_step, self.told = time.monotonic(), state.step, 0.0
         tty = sys.stderr.isatty()
         self.bar = tqdm(
@@ -138,8 +139,7 @@ class Log:
         self.file.write((json.dumps(row) + "\n").encode())
         self.file.flush()
         self.state.metrics_bytes = self.file.tell()
-        if self.track:
-            self.track(row)
+        self.track(row)
         if "loss" in row:
             self._show(row)
 
@@ -170,23 +170,17 @@ class Log:
             self.file.close()
 
 
-def make_tracker(name: str, out: Path, run_name: str) -> Callable[[dict], None] | None:
-    """A function that sends one row of metrics.jsonl to tensorboard or wandb; UserError naming the
-    pip command where the package is missing; None for no tracker."""
+def start_tracker(name: str, out: Path, run_name: str) -> Callable[[dict], None]:
+    """A function that sends one row of metrics.jsonl to tensorboard or wandb; "" sends nothing."""
     if not name:
-        return None
-    try:
-        if name == "wandb":
-            import wandb
-        else:
-            from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError(
-            f"tracker {name} is not installed here; run: pip install {name} (or leave it out)"
-        ) from None
+        return lambda row: None
     if name == "wandb":
+        import wandb
+
         board = wandb.init(name=run_name, id=run_name, resume="allow")
         return lambda row: board.log(row, step=row["step"])
+    from torch.utils.tensorboard import SummaryWriter
+
     writer = SummaryWriter(str(out / "tensorboard"))
     return lambda row: [
         writer.add_scalar(key, value, row["tokens"])

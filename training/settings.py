@@ -1,5 +1,6 @@
 """What defines a run: its settings, their allowed ranges, where it starts, and its loop state."""
 
+import importlib.util
 import os
 import re
 from dataclasses import asdict, dataclass, field
@@ -174,6 +175,11 @@ def check_config(cfg: TrainConfig) -> None:
         if getattr(cfg, name) not in allowed:
             shown = ", ".join(repr(a) for a in allowed)
             raise UserError(f"{name} is {getattr(cfg, name)!r}; choose one of {shown}")
+    if cfg.tracker and importlib.util.find_spec(cfg.tracker) is None:
+        raise UserError(
+            f"tracker {cfg.tracker} is not installed here; run: pip install {cfg.tracker} "
+            f"(or leave it out)"
+        )
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", str(cfg.device)):
         raise UserError(f"device is {cfg.device!r}; choose auto, cpu, cuda or cuda:N")
     last = cfg.steps if type(cfg.steps) is int else 1

@@ -3,7 +3,7 @@
 import math
 import platform
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,7 @@ def summarize(run: Run, state: State, reason: str | None, rows: list[dict]) -> d
         "hardware": hardware(run.place),
         "versions": versions(),
         "curve": curve(losses, vals),
-        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
