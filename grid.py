@@ -49,7 +49,7 @@ VARIANTS = {
     "zero-pad": grown("old block copied, every new block zero", "comparison", "nrio", **ZERO),
     # the paper's further operators, blocks random as in nrio and srio
     "srio-lo": grown("SRIO, an angle per side learned for 100 steps", "paper", "srio-lo", **FAST),
-    "srio-free": grown("SRIO, the 2 x 2 matrix learned, not orthogonal", "paper", "srio-free", **FAST),
+    "srio-free": grown("SRIO, a free 2 x 2 matrix learned", "paper", "srio-free", **FAST),
     "mrio": grown("a rotation over all growth ages, closed form", "paper", "mrio"),
     "mrio-lo": grown("MRIO, its skew matrix learned for 100 steps", "paper", "mrio-lo", **FAST),
     "lrio": grown("dense operator per side, learned for 100 steps", "paper", "lrio"),
