@@ -1,0 +1,44 @@
+"""The README is true: its links lead somewhere, its table is the committed one, its options exist."""
+
+import re
+from pathlib import Path
+
+from grid import PRESETS, VARIANTS
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r"\]\((?!http)([^)#]+)", TEXT)
+    assert links and [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_named_files_exist():
+    layout = TEXT.split("## What is where")[1].split("##")[0]
+    names = re.findall(r"`([\w/]+(?:\.py|/))`", layout)
+    growth = {path.name for path in (ROOT / "growth").glob("*.py")}
+    assert names and [n for n in names if not (ROOT / n).exists() and n not in growth] == []
+
+
+def test_table_is_the_committed_one():
+    shown = TEXT.split("<!-- table: results/tiny/table.md -->")[1].split("![")[0]
+    lines = [line for line in shown.splitlines() if line.startswith("|")]
+    committed = (ROOT / "results/tiny/table.md").read_text().splitlines()
+    assert len(lines) >= 10 and [line for line in lines if line not in committed] == []
+
+
+def test_presets_and_variants_exist():
+    for name in re.findall(r"--preset ([\w-]+)", TEXT):
+        assert name in PRESETS
+    for names in re.findall(r"--only (\S+)", TEXT):
+        assert {name.split("@")[0] for name in names.split(",")} <= VARIANTS.keys()
+    for preset in PRESETS:
+        assert f"`{preset}`" in TEXT
+
+
+def test_every_pinned_package_has_its_reason():
+    reasons = TEXT.split("## Dependencies")[1]
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            assert line.split("==")[0] in reasons, line
