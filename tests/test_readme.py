@@ -1,4 +1,4 @@
-"""The README is true: its links lead somewhere, its table is the committed one, its options exist."""
+"""The README is true: links lead somewhere, its table is the committed one, its options exist."""
 
 import re
 from pathlib import Path

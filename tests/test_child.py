@@ -1,0 +1,123 @@
+"""A child checkpoint: cumulative costs, lineage, carried Adam state; and its report card."""
+
+import pytest
+import torch
+
+import checkpoint
+from data.shards import Corpus
+from errors import UserError
+from growth.apply import grow
+from growth.child import grow_checkpoint
+from growth.plan import GrowConfig
+from growth.report import duplicate_distance, effective_rank, report_card
+from models.gpt import GPT, GPTConfig
+from train import train
+from training.settings import TrainConfig
+
+CFG = GPTConfig(vocab_size=48, block_size=16, n_layer=2, n_head=2, head_dim=4, d_model=8)
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory, corpus_folder):
+    out = tmp_path_factory.mktemp("parent") / "run"
+    train(
+        TrainConfig(
+            out=out, data=corpus_folder, model=CFG, steps=12, batch_size=4, warmup_steps=2,
+            eval_every=6, eval_tokens=256, last_tokens=64, dtype="float64", lr=1e-2,
+        )
+    )  # fmt: skip
+    return out / "final"
+
+
+def batches(corpus_folder, n=3):
+    corpus = Corpus(corpus_folder)
+    return [corpus.batch_at(step, 7, 2, 16) for step in range(n)]
+
+
+def test_costs_add_up(parent, corpus_folder, tmp_path):
+    cfg = GrowConfig("lrio", learn_steps=3)
+    record = grow_checkpoint(parent, tmp_path / "c", 12, cfg, batches=batches(corpus_folder))
+    before, child = checkpoint.load(parent), checkpoint.load(tmp_path / "c")
+    assert record["tokens"] == 3 * 2 * 16 and record["flops"] > 0
+    assert child.meta["tokens_total"] == before.meta["tokens_total"] + record["tokens"]
+    assert child.meta["flops_total"] == before.meta["flops_total"] + record["flops"]
+    assert child.meta["growth"]["parent"] == before.hash
+    assert child.meta["lineage"] == before.meta["lineage"]
+
+
+def test_second_growth_knows_its_ages(parent, corpus_folder, tmp_path):
+    grow_checkpoint(parent, tmp_path / "c", 12, GrowConfig("mrio"))
+    out = tmp_path / "run"
+    train(
+        TrainConfig(
+            out=out, data=corpus_folder, init=tmp_path / "c", steps=2, batch_size=4,
+            warmup_steps=1, eval_every=2, eval_tokens=256, last_tokens=64, dtype="float64",
+        )
+    )  # fmt: skip
+    final = checkpoint.load(out / "final")
+    assert [entry["d_model"] for entry in final.meta["lineage"]] == [8, 12]
+    mrio = grow_checkpoint(out / "final", tmp_path / "m", 16, GrowConfig("mrio"))
+    srio = grow_checkpoint(out / "final", tmp_path / "s", 16, GrowConfig("srio"))
+    assert mrio["report"]["loss"][1] != srio["report"]["loss"][1]  # three ages, not two
+
+
+def test_adam_state_is_carried_or_not(parent, tmp_path):
+    grow_checkpoint(parent, tmp_path / "reset", 12, GrowConfig("nrio"))
+    grow_checkpoint(parent, tmp_path / "kept", 12, GrowConfig("nrio"), optimizer="transfer")
+    assert checkpoint.load(tmp_path / "reset").optimizer is None
+    kept = checkpoint.load(tmp_path / "kept")
+    assert kept.meta["optimizer_step"] == 12
+    assert kept.optimizer["wte.weight/exp_avg"].shape == (48, 12)
+    with pytest.raises(UserError, match="policy"):
+        grow_checkpoint(parent, tmp_path / "x", 12, GrowConfig("nrio"), optimizer="keep")
+    assert not (tmp_path / "x").exists()
+
+
+def test_nothing_is_overwritten(parent, tmp_path):
+    grow_checkpoint(parent, tmp_path / "c", 12, GrowConfig("nrio"))
+    with pytest.raises(UserError, match="exists"):
+        grow_checkpoint(parent, tmp_path / "c", 12, GrowConfig("srio"))
+    grow_checkpoint(parent, tmp_path / "c", 12, GrowConfig("srio"), force=True)
+    assert checkpoint.load(tmp_path / "c").meta["growth"]["settings"]["operator"] == "srio"
+
+
+def card(operator: str, d_new: int = 12, **settings) -> dict:
+    weights = {k: v.detach() for k, v in GPT(CFG, seed=1).double().named_parameters()}
+    grown = grow(weights, CFG, d_new, GrowConfig(operator, **settings))
+    x_bt = torch.randint(48, (2, 17), generator=torch.Generator().manual_seed(3))
+    return report_card(grown.plan, CFG, grown.weights, grown.cfg, x_bt[:, :-1], x_bt[:, 1:])
+
+
+def test_card_tells_exact_from_approximate():
+    exact, approximate = card("pad"), card("nrio")
+    assert exact["exact"] and exact["kl"] < 1e-15 and abs(exact["spike"]) < 1e-13
+    assert not approximate["exact"] and approximate["kl"] > 1e-9
+
+
+def test_rotated_gains_raise_the_gradient_ratio_of_new_blocks():
+    """Claim C8, at initialisation: new blocks' gradients grow against the old ones'."""
+    rotated, kept = card("srio", epsilon=0.5), card("srio", epsilon=0.5, norm="keep")
+    for kind in ("attn", "ffn"):
+        assert (
+            rotated["gradient_rms_new_to_old"][kind] > 1.1 * kept["gradient_rms_new_to_old"][kind]
+        )
+
+
+def test_copies_are_seen_as_copies():
+    assert card("lossless", d_new=16)["duplicate_distance"] < 1e-7
+    assert card("pad", d_new=16)["duplicate_distance"] > 0.1
+
+
+def test_effective_rank_of_known_matrices():
+    assert effective_rank(torch.eye(5, dtype=torch.float64)) == pytest.approx(5)
+    rank_one = torch.outer(torch.arange(1.0, 4), torch.ones(4)).double()
+    assert effective_rank(rank_one) == pytest.approx(1)
+
+
+def test_duplicate_distance_by_hand():
+    up = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    down = torch.zeros(2, 3)
+    weights = {"h.0.mlp.up.weight": up, "h.0.mlp.down.weight": down}
+    assert duplicate_distance(weights, 1) == pytest.approx(0, abs=1e-7)
+    weights["h.0.mlp.down.weight"] = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    assert duplicate_distance(weights, 1) == pytest.approx((2 - 2**0.5) ** 0.5)
