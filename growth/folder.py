@@ -1,6 +1,8 @@
 """Grow a Hugging Face folder into a wider one, tensor by tensor, and measure what changed."""
 
+import ctypes
 import json
+import resource
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -185,7 +187,12 @@ def new_shape(plan: Plan, spec, shape: torch.Size) -> torch.Size:
 
 
 def grow_folder(
-    growth: Growth, dst: Path, force: bool = False, shard_gb: float = 2.0, card: bool = True
+    growth: Growth,
+    dst: Path,
+    force: bool = False,
+    shard_gb: float = 2.0,
+    card: bool = True,
+    progress: bool = True,
 ) -> dict:
     """Write the wide folder `dst` and return its report, which is also stored there.
 
@@ -198,11 +205,12 @@ def grow_folder(
 
     with hf_folder.new_folder(dst, force) as tmp:
         size = hf_folder.write_weights(
-            tmp, growth.shapes, make, growth.dtype.itemsize, int(shard_gb * 1e9)
+            tmp, growth.shapes, make, growth.dtype.itemsize, int(shard_gb * 1e9), progress
         )
         checkpoint.write_json(tmp / "config.json", growth.raw)
         hf_folder.copy_other_files(source.path, tmp)
         report = facts(growth, size) | {"grow_seconds": time.perf_counter() - start}
+        return_memory()
         if card:
             report |= measure(source.path, tmp, growth)
         report["wall_seconds"] = time.perf_counter() - start
@@ -262,7 +270,9 @@ def facts(growth: Growth, size: int) -> dict:
 def measure(old: Path, new: Path, growth: Growth) -> dict:
     """max |delta logit|, relative to the logits' standard deviation, and KL(old || new) in nats, on
     64 fixed random tokens; empty for models without logits."""
-    before, after = probe_logits(old, growth.source), probe_logits(new, growth.source)
+    before = probe_logits(old, growth.source)
+    return_memory()
+    after = probe_logits(new, growth.source)
     return {} if before is None or after is None else compare(before, after)
 
 
@@ -304,7 +314,13 @@ def probe(config) -> dict:
     return {"input_ids": ids, **extra}
 
 
-def peak_rss_mb() -> float:
-    import resource
+def return_memory() -> None:
+    """Hand freed heap back to the system (glibc keeps it, and the card loads whole models next)."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        pass  # another C library: nothing is lost but memory
 
+
+def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # Linux counts KiB

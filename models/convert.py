@@ -12,7 +12,7 @@ from pathlib import Path
 import tyro
 
 import checkpoint
-from errors import UserError, exit_on_user_error
+from errors import UserError, exit_on_user_error, read_command_line
 from models import hf_folder
 from models.gpt import GPT
 from models.hf import from_gpt2, to_gpt2
@@ -56,4 +56,4 @@ def convert(cfg: ConvertConfig) -> None:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(lambda: convert(tyro.cli(ConvertConfig, description=__doc__)))
+    exit_on_user_error(lambda: convert(read_command_line(ConvertConfig, __doc__)))

@@ -237,7 +237,7 @@ def drop_tied_copies(path: Path, raw: dict, config, family: hf.Family, weights: 
         source = source if source in weights.files else source.removeprefix(family.prefix)
         if copy not in weights.files or source not in weights.files:
             continue
-        if is_head and not says_tied:
+        if not says_tied:
             continue
         if torch.equal(weights[copy], weights[source]):
             del weights.files[copy]
@@ -257,7 +257,6 @@ def check_shapes(path: Path, config, raw: dict, family: hf.Family, weights: Weig
         model = model_class(raw, family)(config)
     wanted = {n: p.shape for n, p in model.named_parameters(remove_duplicate=False)}
     copies = {copy for copy, _ in family.tied_names if tied or "embed_tokens" in copy}
-    copies |= {copy for copy in wanted if copy.endswith("decoder.bias")}
     for name, place in weights.files.items():
         shape, is_float = weights.read.shape(*place)
         weights.shapes[name] = shape
@@ -321,6 +320,7 @@ def write_weights(
     make: Callable[[str], torch.Tensor],
     itemsize: int,
     shard_bytes: int = 2 * 10**9,
+    progress: bool = True,
 ) -> int:
     """Write make(name) for every name into safetensors files of at most `shard_bytes` (one tensor
     at least); the total size in bytes. Only one shard is in memory at a time, the largest tensors
@@ -333,7 +333,9 @@ def write_weights(
         shards[-1].append(name)
     files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     files = files if len(shards) > 1 else [SINGLE]
-    with tqdm(total=len(shapes), desc="growing", unit=" tensors", leave=False) as bar:
+    with tqdm(
+        total=len(shapes), desc="growing", unit=" tensors", leave=False, disable=not progress
+    ) as bar:
         for file, names in zip(files, shards, strict=True):
             tensors = {}
             for name in names:
