@@ -17,7 +17,7 @@ import pandas as pd
 import tyro
 
 from claims import claims, scale
-from errors import UserError, exit_on_user_error
+from errors import UserError, exit_on_user_error, read_command_line
 from paired import contrast, estimate, values_by_seed
 from rows import by_stage, load_rows, matched, number
 
@@ -289,7 +289,7 @@ def _aligned(cells: pd.DataFrame) -> list[str]:
 
 
 def main() -> None:
-    cfg = tyro.cli(AggregateConfig, description=__doc__)
+    cfg = read_command_line(AggregateConfig, __doc__)
     rows = load_rows(cfg.folder)
     df = table(rows, cfg.baseline, cfg.allow_missing)
     text = claims(rows, cfg.allow_missing)  # before the first write: all of it or nothing

@@ -16,7 +16,7 @@ import torch
 import tyro
 
 import checkpoint
-from errors import UserError, exit_on_user_error
+from errors import UserError, exit_on_user_error, read_command_line
 from growth.apply import LEARNED, plan_gpt
 from growth.child import grow_checkpoint
 from growth.exact import exact_config, new_head_dim
@@ -56,7 +56,7 @@ class GrowArgs:
 
 
 def main() -> None:
-    args = tyro.cli(GrowArgs, description=__doc__)
+    args = read_command_line(GrowArgs, __doc__)
     check_places(args)
     if (args.src / "state.json").is_file():
         grow_ours(args)

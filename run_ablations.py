@@ -18,10 +18,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import tyro
 from tqdm import tqdm
 
-from errors import UserError, exit_on_user_error
+from errors import UserError, exit_on_user_error, read_command_line
 
 ROOT = Path(__file__).resolve().parent
 
@@ -69,7 +68,7 @@ class Args:
 def main() -> None:
     import grid
 
-    args = tyro.cli(Args, description=__doc__)
+    args = read_command_line(Args, __doc__)
     if args.list:
         return print_variants(grid.VARIANTS)
     if args.summarize:

@@ -23,14 +23,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-import tyro
 from torch.nn.parallel import DistributedDataParallel
 
 import checkpoint
 from checkpoint import Checkpoint, write_json
 from data.shards import Corpus
-from errors import UserError, exit_on_user_error
+from errors import UserError, exit_on_user_error, read_command_line
 from growth.gate import Gate, alpha_at
+from growth.rewarm import NewCoordinateWarmup, shapes_before
 from models.gpt import GPT, GPTConfig
 from training.folder import Log, run_folder
 from training.optimizer import check_moments, load_optimizer, lr_at, make_optimizer, pack_optimizer
@@ -92,7 +92,10 @@ def fit(run: Run, caught: dict) -> dict:
     cfg, model, place = run.cfg, run.model, run.place
     optimizer, names = make_optimizer(cfg, model)
     state = resume(run, optimizer, names)
-    gate = Gate(model, cfg.gate_d_old, cfg.gate_steps) if state.step < cfg.gate_steps else None
+    gate = Gate(model, cfg.d_old, cfg.gate_steps) if state.step < cfg.gate_steps else None
+    if cfg.rewarm_steps:
+        shapes = shapes_before(model.cfg, cfg.d_old)
+        NewCoordinateWarmup(model, optimizer, shapes, cfg.rewarm_steps, done=state.step)
     parallel = data_parallel(model, place)
     net, net_train = compiled(cfg.compile, model, parallel)
     log = Log(run, state)
@@ -320,7 +323,7 @@ def unpack_rng(states: dict) -> None:
 
 
 def main() -> None:
-    cfg = tyro.cli(TrainConfig, description=__doc__)
+    cfg = read_command_line(TrainConfig, __doc__)
     try:
         summary = train(cfg)
     except Interrupted as stop:

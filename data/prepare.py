@@ -31,7 +31,7 @@ from tqdm import tqdm
 from data.shards import FORMAT, SHARD_NAME, SPLITS, Corpus, manifest_hash, read_manifest
 from data.sources import BadInput, Source, open_source
 from data.tokenizers import Tokenizer, make_tokenizer, parse_spec
-from errors import UserError, exit_on_user_error
+from errors import UserError, exit_on_user_error, read_command_line
 
 BATCH_CHARS = 1 << 20  # text tokenized at a time
 OWN_FILES = ("manifest.json", "tokenizer.json")
@@ -429,9 +429,7 @@ class ShardWriter:
 
 def main() -> None:
     """Command line."""
-    import tyro
-
-    prepare(tyro.cli(PrepareConfig, description=__doc__))
+    prepare(read_command_line(PrepareConfig, __doc__))
 
 
 if __name__ == "__main__":

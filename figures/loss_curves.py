@@ -18,7 +18,7 @@ import tyro
 from matplotlib.axes import Axes
 
 from aggregate import variant_key
-from errors import exit_on_user_error
+from errors import exit_on_user_error, read_command_line
 from figures import style
 from rows import by_stage, load_rows, matched
 
@@ -197,7 +197,7 @@ def _label(curve: Curve, end: float, beyond: bool) -> str:
 
 
 def main() -> None:
-    cfg = tyro.cli(CurvesConfig, description=__doc__)
+    cfg = read_command_line(CurvesConfig, __doc__)
     for path in draw(load_rows(cfg.folder), cfg.out, cfg.allow_missing):
         print(path)
 

@@ -17,7 +17,7 @@ import tyro
 from matplotlib.axes import Axes
 
 from aggregate import BASELINE, variant_key
-from errors import UserError, exit_on_user_error
+from errors import UserError, exit_on_user_error, read_command_line
 from figures import style
 from paired import Estimate, contrast
 from rows import by_stage, load_rows, matched
@@ -114,7 +114,7 @@ def _edge(axes: Axes, x: float, y: int, symbol: str, look: dict) -> None:
 
 
 def main() -> None:
-    cfg = tyro.cli(TableConfig, description=__doc__)
+    cfg = read_command_line(TableConfig, __doc__)
     paths = draw(load_rows(cfg.folder), cfg.out, cfg.baseline, cfg.allow_missing)
     if not paths:
         raise UserError(f"no stage of {cfg.folder} has {cfg.baseline!r} and another variant")
