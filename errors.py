@@ -33,7 +33,7 @@ def exit_on_user_error(main: Callable[[], object]) -> None:
         if error.errno not in remedies:  # not the user's to mend: a bug, with its traceback
             raise
         place = error.filename2 or error.filename or "output"
-        sys.exit(_fail(f"{place}: {error.strerror}; {remedies[error.errno]}"))
+        sys.exit(_fail(f"{error.strerror}: {place}; {remedies[error.errno]}"))
 
 
 def read_command_line(config: type, description: str | None):
