@@ -226,8 +226,11 @@ def make_run(
         **overrides,
     }
     if variant.gate:
-        train["gate_steps"] = max(1, round(GATE_FRACTION * train["steps"]))
-        train["gate_d_old"] = preset.widths[stage - 1]
+        train["gate_steps"] = max(1, round(GATE_FRACTION * steps))
+    if variant.optimizer == "asymmetric":  # the old block goes on; only new coordinates re-warm
+        train |= {"rewarm_steps": train["warmup_steps"], "warmup_steps": 0}
+    if variant.gate or variant.optimizer == "asymmetric":
+        train["d_old"] = preset.widths[stage - 1]
     grow = None
     if variant.grow:
         wide_config(preset.config(stage - 1), cfg.d_model, variant.grow)  # refuses what cannot be

@@ -55,7 +55,7 @@ WINDOW = ("last_tokens",)  # tokens that the training loss is averaged over
 # Settings that may differ between two runs of one variant: they do not change what is computed.
 RUN_ONLY = (
     *("seed", "init", "data", "out", "config_hash", "run_id", "parent", "parent_hash"),
-    *("device", "threads", "compile", "micro_batch", "tracker", "keep", "save_every", "gate_d_old"),
+    *("device", "threads", "compile", "micro_batch", "tracker", "keep", "save_every", "d_old"),
 )
 CHAIN = "chain from "
 OWN_BUDGET = ("scratch-flops",)  # trained to equal FLOPs, so its stage tokens differ by design

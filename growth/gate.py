@@ -24,7 +24,7 @@ class Gate:
         d_new = model.cfg.d_model
         if not 0 < d_old < d_new:
             raise UserError(
-                f"gate_d_old is {d_old}; it must be in 1..{d_new - 1}, the width before growth"
+                f"d_old is {d_old}; it must be in 1..{d_new - 1}, the width before growth"
             )
         like = model.wte.weight
         self.d_old, self.steps = d_old, steps

@@ -71,7 +71,7 @@ def test_full_is_the_papers_recipe():
 def test_overrides_change_what_they_name():
     run = expand_grid("tiny", ["srio@epsilon=0.25@lr=0.001@gate=true"], [0])[-1]
     assert run.grow["epsilon"] == 0.25 and run.train["lr"] == 0.001
-    assert run.train["gate_d_old"] == 64 and run.run_id == "srio@epsilon=0.25@lr=0.001@gate=true-s0"
+    assert run.train["d_old"] == 64 and run.run_id == "srio@epsilon=0.25@lr=0.001@gate=true-s0"
     plain = expand_grid("tiny", ["srio"], [0])[-1]
     assert plain.grow["epsilon"] == 0.5 and "gate_steps" not in plain.train
 

@@ -212,7 +212,7 @@ def test_bfloat16_and_float32_store_float32_weights(cfg, tied):
 def test_compiled_code_trains_the_same_and_stores_plain_names(cfg, monkeypatch):
     """Traced as always, but run by torch: the C++ compiler would take minutes."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    gated = replace(cfg, steps=8, gate_steps=4, gate_d_old=4, compile=True, dtype="float32")
+    gated = replace(cfg, steps=8, gate_steps=4, d_old=4, compile=True, dtype="float32")
     plain = replace(gated, out=cfg.out.with_name("eager"), compile=False)
     for run in (gated, plain):
         train(run)
@@ -459,7 +459,7 @@ def test_moments_that_do_not_fit_are_refused_before_anything_is_written(cfg, tmp
 
 @pytest.mark.parametrize("step", [2, 5, 9])
 def test_the_gate_ramps_and_resumes_exactly(cfg, uninterrupted, monkeypatch, step):
-    cfg = replace(cfg, gate_steps=8, gate_d_old=4, dtype="float32")
+    cfg = replace(cfg, gate_steps=8, d_old=4, dtype="float32")
     at_batch(monkeypatch, step, crash)
     with pytest.raises(RuntimeError):
         train(replace(cfg, save_every=1))
@@ -471,7 +471,7 @@ def test_the_gate_ramps_and_resumes_exactly(cfg, uninterrupted, monkeypatch, ste
 
 def test_the_gate_changes_training_while_it_lasts(cfg):
     train(cfg)
-    gated = replace(cfg, out=cfg.out.with_name("gated"), gate_steps=8, gate_d_old=4)
+    gated = replace(cfg, out=cfg.out.with_name("gated"), gate_steps=8, d_old=4)
     train(gated)
     pairs = zip(rows(cfg), rows(gated), strict=True)
     assert all(a != b for a, b in pairs)
@@ -559,7 +559,7 @@ BAD = {
     "threads": (-1,),
     "tracker": ("mlflow",),
     "gate_steps": (-1, 21),
-    "gate_d_old": (-1,),
+    "d_old": (-1,),
     "seed": (-1,),
     "data_seed": (-1, 2**63),
     "init": (Path("/nowhere/at/all"),),
@@ -578,8 +578,8 @@ def test_bad_values_are_refused_before_anything_is_written(cfg, name, value):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"gate_steps": 2, "gate_d_old": 8}, "gate_d_old"),
-        ({"gate_steps": 2}, "gate_d_old"),
+        ({"gate_steps": 2, "d_old": 8}, "d_old"),
+        ({"gate_steps": 2}, "d_old"),
         ({"model": replace(MODEL, vocab_size=47)}, "vocab_size"),
         ({"model": replace(MODEL, block_size=4096)}, "windows"),
         ({"model": replace(MODEL, n_layer=10**9)}, "n_layer"),
@@ -678,3 +678,25 @@ def test_a_folder_whose_metrics_were_cut_is_refused(cfg, monkeypatch):
     os.truncate(cfg.out / "metrics.jsonl", 10)
     with pytest.raises(UserError, match="metrics.jsonl"):
         train(cfg)
+
+
+def test_rewarm_slows_new_coordinates_alone_and_resumes(cfg, tmp_path):
+    """The asymmetric policy through train(): old block as without it, new one slower, resumable."""
+    from growth.child import grow_checkpoint
+    from growth.plan import GrowConfig
+
+    train(cfg)
+    child = tmp_path / "child"
+    grow_checkpoint(cfg.out / "final", child, 12, GrowConfig("nrio"), optimizer="asymmetric")
+    base = replace(cfg, init=child, steps=1, warmup_steps=0, out=tmp_path / "plain", d_old=8)
+    slow = replace(base, rewarm_steps=10, out=tmp_path / "slow")
+    start = checkpoint.load(child).model["h.0.attn.q.weight"]
+    plain, rewarmed = (
+        checkpoint.load(c.out / "final").model["h.0.attn.q.weight"] - start
+        for c in (base, slow)
+        if train(c)
+    )
+    assert torch.equal(plain[:8, :8], rewarmed[:8, :8])
+    assert rewarmed[8:].norm() < 0.3 * plain[8:].norm()
+    with pytest.raises(UserError, match="d_old"):
+        train(replace(slow, out=tmp_path / "bad", d_old=0))

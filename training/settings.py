@@ -47,7 +47,8 @@ class TrainConfig:
     threads: int = 0  # CPU threads; 0: torch's choice
     tracker: str = ""  # "" | tensorboard | wandb
     gate_steps: int = 0  # length of the warm-up gate after growth (growth/gate.py)
-    gate_d_old: int = 0  # width before growth
+    rewarm_steps: int = 0  # warm-up of new coordinates' updates alone (growth/rewarm.py)
+    d_old: int = 0  # width before growth, for gate_steps and rewarm_steps
     run_id: str = ""  # name of the run in lineages; default: name of the run folder
 
 
@@ -186,7 +187,8 @@ def check_config(cfg: TrainConfig) -> None:
     whole = {"steps": (1, 10**8 - 1), "seed": (0, 2**63 - 1), "data_seed": (0, 2**63 - 1)}
     whole |= dict.fromkeys(("batch_size", "eval_every", "eval_tokens"), (1, 10**12))
     whole |= dict.fromkeys(("save_every", "keep", "last_tokens"), (1, 10**15))
-    whole |= {"micro_batch": (0, 10**9), "threads": (0, 1024), "gate_d_old": (0, 10**9)}
+    whole |= {"micro_batch": (0, 10**9), "threads": (0, 1024), "d_old": (0, 10**9)}
+    whole |= {"rewarm_steps": (0, 10**8)}
     # the warm-up must end before the last step, and the gate with it at the latest
     whole |= {"warmup_steps": (0, last - 1), "gate_steps": (0, last)}
     real = {"lr": (1e-12, 100.0), "min_lr_ratio": (0.0, 1.0), "decay_fraction": (0.0, 1.0)}
@@ -219,9 +221,10 @@ def check_fit(cfg: TrainConfig, model_cfg: GPTConfig, corpus: Corpus, place: Pla
             f"batch_size {cfg.batch_size} does not divide among {place.size} processes; "
             f"use a multiple of {place.size}"
         )
-    if cfg.gate_steps and not 0 < cfg.gate_d_old < model_cfg.d_model:
+    if (cfg.gate_steps or cfg.rewarm_steps) and not 0 < cfg.d_old < model_cfg.d_model:
         raise UserError(
-            f"gate_d_old is {cfg.gate_d_old}; with a gate it must be in 1..{model_cfg.d_model - 1}"
+            f"d_old is {cfg.d_old}; with gate_steps or rewarm_steps it must be in "
+            f"1..{model_cfg.d_model - 1}, the width before growth"
         )
     if model_cfg.n_layer > 1000:
         raise UserError(f"model.n_layer is {model_cfg.n_layer}; it must be in 1..1000")
