@@ -88,7 +88,9 @@ def pad_norm(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
 
 
 def stream_scale(plan: Plan) -> float:
-    return 1.0 if gauge(plan) == "norm" else math.sqrt(plan.d_new / plan.d_old)
+    if gauge(plan) == "norm" or plan.arch.post_norm:  # Post-LN: readers read the stream itself
+        return 1.0
+    return math.sqrt(plan.d_new / plan.d_old)
 
 
 def arrange_heads(plan: Plan, spec: Spec, wide: torch.Tensor) -> torch.Tensor:

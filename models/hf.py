@@ -225,8 +225,8 @@ def to_gpt2(weights: dict, cfg: GPTConfig) -> tuple[dict, dict]:
             raise UserError(f"GPT-2 has no {name} {getattr(cfg, name)!r}; it needs {needed[0]!r}")
     if cfg.activation == "swiglu":
         raise UserError("GPT-2 has no activation 'swiglu'; it needs 'gelu' or 'relu'")
-    zero = {n: torch.zeros_like(weights[n.replace("bias", "weight")][..., 0]) for n in biases(cfg)}
-    w = zero | dict(weights)
+    like = {n: weights[n.replace("bias", "weight")] for n in biases(cfg)}
+    w = {n: t.new_zeros(t.shape[0]) for n, t in like.items()} | dict(weights)
     out = {f"transformer.{n}": w[n] for n in w if n.startswith(("wte", "wpe", "ln_f"))}
     for i in range(cfg.n_layer):
         ours, theirs = f"h.{i}.", f"transformer.h.{i}."

@@ -1,0 +1,250 @@
+"""Exact growth of real transformers models in float64, what breaks it, and GPT-2 conversion."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import checkpoint
+import exactness
+from growth import folder, gauge, lossless, pad
+from growth.plan import GrowConfig
+from models import convert, hf, hf_folder, rope
+from models.gpt import GPT, GPTConfig
+
+TOLERANCE = 1e-10
+FAMILIES = [name for name, spec in exactness.MODELS.items() if spec.family != "ours"]
+POST_LN = ("bert", "roformer")
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def error(name: str, factor: float, settings: GrowConfig, tmp_path: Path) -> float:
+    cell = exactness.hugging_face(exactness.MODELS[name], torch.float64, tmp_path / "parent")
+    return cell(factor, settings)[0]["max_rel_dlogit"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_grows_exactly(name, tmp_path):
+    cell = exactness.hugging_face(exactness.MODELS[name], torch.float64, tmp_path / "parent")
+    for heads in ("more", "wider"):
+        numbers, notes = cell(2, GrowConfig("lossless", heads=heads))
+        assert numbers["max_rel_dlogit"] < TOLERANCE and not notes
+    numbers, notes = cell(1.5, GrowConfig("pad"))
+    if exactness.MODELS[name].family in POST_LN:
+        assert numbers["max_rel_dlogit"] > 1e-2 and "Post-LN" in notes[0]
+    else:
+        assert numbers["max_rel_dlogit"] < TOLERANCE and not notes
+
+
+# ---- each ingredient is needed
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "BERT GELU", "Llama GQA"])
+def test_fourth_root(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(lossless, "score_scale", lambda plan, copies=1: 1 / math.sqrt(copies))
+    assert error(name, 2, GrowConfig("lossless", heads="wider"), tmp_path) > 1e-3
+
+
+def test_t5_has_no_fourth_root(tmp_path, monkeypatch):
+    monkeypatch.setattr(lossless, "score_scale", lambda plan, copies=1: copies**-0.25)
+    assert error("T5", 2, GrowConfig("lossless", heads="wider"), tmp_path) > 1e-3
+
+
+def test_t5_divides_logits_by_the_new_width(tmp_path, monkeypatch):
+    """The note's "nothing to do" for tied heads misses T5's 1/sqrt(d)."""
+    monkeypatch.setattr(lossless, "width_root", lambda plan: 1.0)
+    assert error("T5", 2, GrowConfig("lossless"), tmp_path) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "BERT GELU"])
+def test_gelu_split(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(lossless, "homogeneous", lambda activation: True)
+    assert error(name, 2, GrowConfig("lossless"), tmp_path) > 1e-3
+
+
+def test_epsilon(tmp_path, monkeypatch):
+    monkeypatch.setattr(lossless, "config_change", lambda plan: gauge.ConfigChange())
+    assert error("GPT-2", 2, GrowConfig("lossless"), tmp_path) > 1e-8
+
+
+def test_opt_cannot_change_epsilon_so_its_stream_grows(tmp_path):
+    assert error("OPT", 2, GrowConfig("lossless", gauge="norm"), tmp_path / "a") > 1e-8
+    assert error("OPT", 2, GrowConfig("lossless", gauge="eps"), tmp_path / "b") < TOLERANCE
+
+
+def test_tiling_scrambles_heads(tmp_path, monkeypatch):
+    plain = lossless.repeat_index
+
+    def tiled(plan, space):
+        old, new = plan.sizes[space]
+        return torch.arange(new) % old if space == "heads" else plain(plan, space)
+
+    monkeypatch.setattr(lossless, "repeat_index", tiled)
+    assert error("GPT-2", 2, GrowConfig("lossless", heads="wider"), tmp_path) > 1e-3
+
+
+def test_roformer_repeats_in_pairs(tmp_path, monkeypatch):
+    monkeypatch.setattr(lossless, "repeat_index", lambda plan, space: half_split(plan, space))
+    assert error("RoFormer", 2, GrowConfig("lossless", heads="wider"), tmp_path) > 1e-3
+
+
+def half_split(plan, space):
+    return torch.arange(plan.sizes[space][1]) // (1 if space == "head" else 2)
+
+
+def test_neox_parts_alternate_head_by_head(tmp_path, monkeypatch):
+    assert torch.equal(hf_folder.mix(hf_folder.unmix(torch.arange(48.0), 4), 4), torch.arange(48.0))
+    monkeypatch.setattr(hf_folder, "unmix", lambda w, n_head: w)
+    assert error("GPT-NeoX", 2, GrowConfig("lossless"), tmp_path) > 1e-3
+
+
+def test_mean_not_zeros_is_what_layernorm_needs(tmp_path, monkeypatch):
+    plain = pad.fill_new_rows
+    monkeypatch.setattr(pad, "fill_new_rows", lambda w, dim, d, mean: plain(w, dim, d, False))
+    assert error("GPT-2", 1.5, GrowConfig("pad"), tmp_path) > 1e-3
+
+
+# ---- Post-LN, RoPE, half precision
+
+
+def test_post_ln_padding_is_exact_for_constant_gains(tmp_path):
+    """BERT without its MLM head: exact where every LayerNorm gain is one number, else not."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40)
+    net = exactness.shake(BertModel(BertConfig(vocab_size=61, **sizes)).double())
+    errors = []
+    for constant in (True, False):
+        with torch.no_grad():
+            for name, p in net.named_parameters():
+                if constant and name.endswith("LayerNorm.weight"):
+                    p.fill_(1.3)
+                elif name.endswith("LayerNorm.weight"):
+                    p.mul_(1 + 0.2 * torch.randn(p.shape).double())
+        net.save_pretrained(tmp_path / "parent")
+        growth = folder.plan_folder(tmp_path / "parent", 48, GrowConfig("pad"))
+        folder.grow_folder(growth, tmp_path / "wide", force=True, card=False)
+        wide = BertModel.from_pretrained(tmp_path / "wide", dtype=torch.float64).eval()
+        ids = torch.arange(20)[None]
+        with torch.no_grad():
+            a, b = (m(input_ids=ids).last_hidden_state for m in (net.eval(), wide))
+        errors.append(((a - b[..., :32]).abs().max() / a.std()).item())
+    assert errors[0] < TOLERANCE and errors[1] > 1e-3
+
+
+def test_rope_frequencies_survive_two_growths(tmp_path):
+    cell = exactness.hugging_face(exactness.MODELS["Llama GQA"], torch.float64, tmp_path / "parent")
+    cfg = GrowConfig("lossless", heads="wider")
+    assert cell(2, cfg)[0]["max_rel_dlogit"] < TOLERANCE
+    source = hf_folder.open_folder(tmp_path / "parent")
+    growth = folder.plan_folder(tmp_path / "wide", 128, cfg)
+    folder.grow_folder(growth, tmp_path / "wider", card=False)
+    a, b = (exactness.logits(tmp_path / n, source, torch.float64) for n in ("parent", "wider"))
+    assert folder.compare(a, b)["max_rel_dlogit"] < TOLERANCE
+
+
+def test_repeated_frequencies_are_the_same_bits():
+    old = {"rope_theta": 10000.0, "rope_type": "default"}
+    config = type("Config", (), {"rope_parameters": old, "max_position_embeddings": 32})
+    new = rope.repeated(config, 64, 3)
+    wanted = 1.0 / (10000.0 ** (torch.arange(0, 64, 2).float() / 64))
+    assert torch.equal(1.0 / torch.tensor(new["short_factor"]), wanted.repeat_interleave(3))
+
+
+def test_bfloat16_weights_are_rounded_once(tmp_path):
+    torch.manual_seed(0)
+    net = exactness.build_hugging_face(exactness.MODELS["GPT-2"]).to(torch.bfloat16)
+    net.save_pretrained(tmp_path / "parent")
+    growth = folder.plan_folder(tmp_path / "parent", 64, GrowConfig("lossless"))
+    folder.grow_folder(growth, tmp_path / "wide", card=False)
+    wide = hf_folder.open_folder(tmp_path / "wide")
+    assert wide.raw["dtype"] == "bfloat16"
+    name = "transformer.wte.weight"
+    want = (net.transformer.wte.weight.float() / math.sqrt(2)).to(torch.bfloat16)
+    assert torch.equal(wide.weights[name][:, ::2], want)
+
+
+def test_noise_parts_copies_and_keeps_the_function(tmp_path):
+    cfg = GrowConfig("lossless", heads="wider", noise_db=20.0)
+    for i, name in enumerate(("GPT-2", "GPT-NeoX", "T5", "Llama GQA", "BERT GELU")):
+        assert error(name, 2, cfg, tmp_path / str(i)) < TOLERANCE
+
+
+# ---- our GPT and theirs
+
+OURS = GPTConfig(vocab_size=61, block_size=16, n_layer=2, n_head=2, head_dim=8, d_model=16, d_ff=40)
+
+
+@pytest.mark.parametrize("switches", [{}, dict(tied=False), dict(bias=False, activation="relu")])
+@pytest.mark.parametrize("dtype,limit", [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_ours_and_gpt2_agree_both_ways(switches, dtype, limit, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    cfg = replace(OURS, **switches)
+    ours = exactness.shake(GPT(cfg, 0).to(dtype)).eval()
+    checkpoint.save(tmp_path / "ours", ours.state_dict(), {"config": vars(cfg), "step": 0})
+    convert.convert(convert.ConvertConfig("to-gpt2", tmp_path / "ours", tmp_path / "theirs"))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=dtype).eval()
+    ids = torch.randint(61, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        a, b = ours(ids), theirs(ids).logits
+    assert (a - b).abs().max() < limit * a.std()
+
+    convert.convert(convert.ConvertConfig("from-gpt2", tmp_path / "theirs", tmp_path / "back"))
+    back = checkpoint.load(tmp_path / "back")
+    again = GPT(checkpoint.model_config(back), seed=None).to(dtype)
+    checkpoint.load_weights(again, back.model, "back")
+    with torch.no_grad():
+        assert (again(ids) - a).abs().max() < limit * a.std()
+
+
+def test_tanh_gelu_is_not_erf_gelu(tmp_path):
+    """gelu_new is the tanh form; plain gelu would be close, and wrong."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    ours = exactness.shake(GPT(OURS, 0).double())
+    weights, raw = hf.to_gpt2(ours.state_dict(), OURS)
+    ids = torch.arange(16)[None]
+    for activation, same in (("gelu_new", True), ("gelu", False)):
+        net = GPT2LMHeadModel(GPT2Config(**raw | {"activation_function": activation})).double()
+        net.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
+        with torch.no_grad():
+            delta = (net.eval()(ids).logits - ours(ids)).abs().max()
+        assert (delta < 1e-10) == same
+
+
+def test_what_gpt2_lacks_is_refused():
+    from errors import UserError
+
+    with pytest.raises(UserError, match="rmsnorm"):
+        hf.to_gpt2({}, replace(OURS, norm="rmsnorm"))
+    with pytest.raises(UserError, match="swiglu"):
+        hf.to_gpt2({}, replace(OURS, activation="swiglu"))
+
+
+def test_exported_folder_generates_text(tmp_path):
+    import tokenizers
+    from transformers import pipeline
+
+    vocab = {chr(97 + i): i for i in range(26)} | {f"<{i}>": i for i in range(26, 61)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<26>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    cfg = convert.ConvertConfig(
+        "to-gpt2", tmp_path / "ours", tmp_path / "theirs", tokenizer=tmp_path / "tokenizer.json"
+    )
+    checkpoint.save(tmp_path / "ours", GPT(OURS, 0).state_dict(), {"config": vars(OURS)})
+    convert.convert(cfg)
+    generate = pipeline("text-generation", str(tmp_path / "theirs"), device="cpu")
+    text = generate("a b c", max_new_tokens=4, do_sample=False)[0]["generated_text"]
+    assert text.startswith("a b c") and len(text) > len("a b c")
