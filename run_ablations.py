@@ -13,8 +13,10 @@ OUT/table.*, OUT/claims.md, OUT/*.png when the grid is complete.
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -123,8 +125,11 @@ def execute(out: str, run_id: str, spec: dict) -> None:
 
     run, folder, row = Run(**spec["run"]), Path(out) / "runs" / run_id, row_path(out, run_id)
     if row.exists():
-        return
+        return require_done(run_id, read_row(row))
     first = int(os.environ.get("RANK", 0)) == 0  # of several processes, one grows and writes
+    if first:
+        sweep(row)
+        sweep(Path(out) / "grown" / run_id)
     data = Path(spec["data"])
     model, child = GPTConfig(**run.train["model"]), None
     if run.grow:
@@ -139,8 +144,20 @@ def execute(out: str, run_id: str, spec: dict) -> None:
     summary = train(TrainConfig(out=folder, data=data, init=child, **settings))
     if first:
         write_row(row, make_row(run, spec, summary, child))
-    if summary["status"] != "done":  # its children must not start
-        raise UserError(f"{run_id} {summary['status']}: {summary['reason']}")
+    require_done(run_id, summary)
+
+
+def require_done(run_id: str, result: dict) -> None:
+    """UserError where a run ended badly: its children must not start."""
+    if result["status"] != "done":
+        raise UserError(f"{run_id} {result['status']}: {result.get('reason')}")
+
+
+def sweep(path: Path) -> None:
+    """Remove what killed writers of `path` left beside it; a run has one writer at a time."""
+    for kind in ("tmp", "old"):
+        for rest in path.parent.glob(f".{path.name}.{kind}-*"):
+            shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
 
 
 def wait_for(folder: Path, seconds: float = 3600) -> None:
@@ -291,8 +308,6 @@ def check_rows(out: Path, runs: list) -> None:
 
 def forget_failed(out: Path, runs: list) -> None:
     """Delete the folder and row of every run that ended badly, so that it starts afresh."""
-    import shutil
-
     for run in runs:
         path = row_path(out, run.run_id)
         if path.exists() and read_row(path)["status"] != "done":
@@ -431,16 +446,31 @@ def tokens_per_second(cfg, jobs: int) -> float:
 
 
 def print_status(out: Path, runs: list, cancel: bool) -> None:
+    """A table of the runs, how many are in each state, and the results when all have ended."""
     import cluster
 
     if cancel:
-        cluster.cancel(out)
+        cancelled = cluster.cancel(out)
+        print(f"cancelled {len(cancelled)} runs: {' '.join(cancelled) or 'none was queued'}")
     states = cluster.status(out, make_jobs(runs, {}), lambda run_id: is_done(out, run_id))
     width = max(len(run_id) for run_id in states)
-    for run_id, s in states.items():
-        print(f"{run_id:{width}}  {s.state:8} {s.reason}  {s.log}".rstrip())
-    if {s.state for s in states.values()} == {"done"}:
+    print(f"{'run':{width}}  {'state':8}  reason  log")
+    shown = {run_id: shown_state(out, run_id, status) for run_id, status in states.items()}
+    for run_id, (state, reason) in shown.items():
+        print(f"{run_id:{width}}  {state:8}  {reason or '-'}  {states[run_id].log or '-'}")
+    counts = Counter(state for state, _ in shown.values())
+    print(", ".join(f"{n} {state}" for state, n in counts.items()) + f" of {len(states)}")
+    if not {"queued", "running"} & set(counts) and (out / "rows").exists():
         summarize(out, out, allow_missing=True)
+
+
+def shown_state(out: Path, run_id: str, status) -> tuple[str, str]:
+    """A run's state and reason: what its row says, where it has one and does not run again."""
+    path = row_path(out, run_id)
+    if status.state in ("queued", "running") or not path.exists():
+        return status.state, status.reason
+    row = read_row(path)
+    return row["status"], row.get("reason") or ""
 
 
 if __name__ == "__main__":
