@@ -35,9 +35,7 @@ class GrowArgs:
     out: Path
     factor: float = 0.0  # new width / old width; or give --width
     width: int = 0
-    method: str = (
-        "auto"  # auto (lossless at whole factors, else pad) | lossless | pad | exact-srio…
-    )
+    method: str = "auto"  # auto: lossless at whole factors, else pad; or another operator
     heads: str = "more"  # more heads of the old size, or wider heads: more | wider
     noise: float | None = None  # lossless: SNR in dB of exact noise that parts the copies
     rope: str = "repeat"  # lossless wider heads: repeat | recompute (the note's, approximate)
@@ -156,7 +154,7 @@ def print_notes(growth: Growth) -> None:
 def print_report(report: dict) -> None:
     """The report card as a few aligned lines."""
     settings = report["settings"]
-    print(f"{report['model_type']}, {settings['operator']}, {report['dtype']}")
+    print(f"{report['model_type']}, {settings['operator']}, {'/'.join(report['dtype'])}")
     for key in ("d_model", "n_head", "head_dim", "d_ff"):
         print("  {:<12} {} -> {}".format(key, *report[key]))
     print("  {:<12} {:,} -> {:,}".format("parameters", *report["parameters"]))
@@ -164,6 +162,7 @@ def print_report(report: dict) -> None:
         relative = report["max_rel_dlogit"]
         print(f"  max |dlogit| {report['max_abs_dlogit']:.3g} ({relative:.3g} of their std)")
         print(f"  KL(old||new) {report['kl']:.3g} nats/token")
+    print(f"  closest two  {report['closest_two_units']:.3g} (FFN units; 0: locked copies)")
     for note in report["approximate"]:
         print(f"  approximate  {note}")
     size, seconds = report["bytes"] / 1e6, report["grow_seconds"]

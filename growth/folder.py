@@ -1,7 +1,6 @@
 """Grow a Hugging Face folder into a wider one, tensor by tensor, and measure what changed."""
 
 import ctypes
-import json
 import resource
 import time
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +10,7 @@ import torch
 
 import checkpoint
 from errors import UserError
-from growth import exact, nrio, srio
+from growth import exact, ligo_init, nrio, srio
 from growth.gauge import ConfigChange, gauge
 from growth.plan import GrowConfig, Plan
 from models import hf, hf_folder, rope
@@ -19,6 +18,7 @@ from models import hf, hf_folder, rope
 OPERATORS = {name: module.grow_tensor for name, module in exact.EXACT.items()} | {
     "srio": srio.grow_tensor,
     "nrio": nrio.grow_tensor,
+    "ligo-init": ligo_init.grow_tensor,
 }
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 DTYPES["float16"] = torch.float16
@@ -33,7 +33,10 @@ class Growth:
     new: hf.Sizes
     raw: dict
     notes: tuple[str, ...]  # what is approximate, and why
-    dtype: torch.dtype
+    dtype: torch.dtype | None  # of what is written; None keeps every tensor's own
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        return self.dtype or self.source.weights.dtypes[name]
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -80,13 +83,11 @@ def plan_folder(
         hf.arch_of(source.config, source.family, old, new),
     )
     raw, notes = new_config(source, plan, new, exact.config_change(plan))
-    kind = next(iter(source.weights.values())).dtype if not dtype else DTYPES.get(dtype)
-    if kind is None:
+    if dtype and dtype not in DTYPES:
         raise UserError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
-    for key in ("torch_dtype", "dtype"):
-        if key in raw or key == "dtype":
-            raw[key] = str(kind).removeprefix("torch.")
-    return Growth(source, plan, new, raw, tuple(notes), kind)
+    if dtype:
+        raw = {n: v for n, v in raw.items() if n != "torch_dtype"} | {"dtype": dtype}
+    return Growth(source, plan, new, raw, tuple(notes), DTYPES.get(dtype))
 
 
 def n_layer(specs: dict) -> int:
@@ -204,12 +205,12 @@ def grow_folder(
         return make_tensor(growth, name)
 
     with hf_folder.new_folder(dst, force) as tmp:
-        size = hf_folder.write_weights(
-            tmp, growth.shapes, make, growth.dtype.itemsize, int(shard_gb * 1e9), progress
-        )
+        sizes = {n: s.numel() * growth.dtype_of(n).itemsize for n, s in growth.shapes.items()}
+        size = hf_folder.write_weights(tmp, sizes, make, int(shard_gb * 1e9), progress)
         checkpoint.write_json(tmp / "config.json", growth.raw)
         hf_folder.copy_other_files(source.path, tmp)
         report = facts(growth, size) | {"grow_seconds": time.perf_counter() - start}
+        report["closest_two_units"] = closest_two_units(growth)
         return_memory()
         if card:
             report |= measure(source.path, tmp, growth)
@@ -227,7 +228,7 @@ def make_tensor(growth: Growth, name: str) -> torch.Tensor:
     if not torch.isfinite(torch.stack(wide.aminmax())).all():  # NaN and inf reach the extremes
         raise UserError(f"grown parameter {name} is not finite; check the source's {name}")
     wide = hf_folder.mix(wide, growth.new.n_head) if spec.per_head else wide
-    return wide.to(growth.dtype).contiguous()
+    return wide.to(growth.dtype_of(name)).contiguous()
 
 
 class Upcast(dict):
@@ -262,9 +263,21 @@ def facts(growth: Growth, size: int) -> dict:
         "d_ff": list(plan.sizes["ffn"]),
         "parameters": [sum(old.values()), sum(s.numel() for s in growth.shapes.values())],
         "bytes": size,
-        "dtype": str(growth.dtype).removeprefix("torch."),
+        "dtype": sorted({str(growth.dtype_of(n)).removeprefix("torch.") for n in plan.specs}),
         "approximate": list(growth.notes),
     }
+
+
+def closest_two_units(growth: Growth, n: int = 256) -> float:
+    """The least distance between two FFN neurons of the first layer, over their RMS norm; among the
+    first and the last n. 0 says that copies are locked together (lossless without noise)."""
+    name = next(s.name for s in growth.plan.specs.values() if s.part == "up" and not s.is_bias)
+    spec = growth.plan.specs[name]
+    rows_fd = make_tensor(growth, name).float().movedim(spec.out_dim, 0)
+    rows_fd = torch.cat([rows_fd[:n], rows_fd[-n:]]) if len(rows_fd) > 2 * n else rows_fd
+    distance = torch.cdist(rows_fd, rows_fd, compute_mode="donot_use_mm_for_euclid_dist")
+    distance.fill_diagonal_(torch.inf)
+    return (distance.min() / rows_fd.square().sum(1).mean().sqrt()).item()
 
 
 def measure(old: Path, new: Path, growth: Growth) -> dict:
@@ -287,23 +300,18 @@ def compare(before: torch.Tensor, after: torch.Tensor) -> dict:
     }
 
 
-def probe_logits(path: Path, source: hf_folder.Folder, dtype=None) -> torch.Tensor | None:
+def probe_logits(path: Path, source: hf_folder.Folder) -> torch.Tensor | None:
     """Logits (B, T, V) of a folder's model, loaded as a user would; None where it has none."""
     cls = hf_folder.model_class(source.raw, source.family)
     use_safetensors = (path / "config.json").is_file() and any(path.glob("*.safetensors"))
     if not use_safetensors:
         return None
-    kind = dtype or stored_dtype(path)
+    double = torch.float64 in source.weights.dtypes.values()
+    kind = torch.float64 if double else torch.float32  # half precision: its weights' rounding only
     model = cls.from_pretrained(path, dtype=kind, local_files_only=True).eval()
     with torch.no_grad():
         output = model(**probe(source.config))
     return getattr(output, "logits", None)
-
-
-def stored_dtype(path: Path) -> torch.dtype:
-    """float64 where it is stored so, else float32: half precision is measured for its weights."""
-    raw = json.loads((path / "config.json").read_text())
-    return torch.float64 if raw.get("dtype", raw.get("torch_dtype")) == "float64" else torch.float32
 
 
 def probe(config) -> dict:

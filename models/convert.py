@@ -39,8 +39,7 @@ def convert(cfg: ConvertConfig) -> None:
         dtype = next(iter(weights.values())).dtype
         raw["dtype"] = str(dtype).removeprefix("torch.")
         with hf_folder.new_folder(cfg.out, cfg.force) as tmp:
-            shapes = {n: t.shape for n, t in weights.items()}
-            hf_folder.write_weights(tmp, shapes, weights.get, dtype.itemsize)
+            hf_folder.write_weights(tmp, {n: t.nbytes for n, t in weights.items()}, weights.get)
             checkpoint.write_json(tmp / "config.json", raw)
             if cfg.tokenizer:
                 shutil.copyfile(cfg.tokenizer, tmp / "tokenizer.json")

@@ -31,7 +31,12 @@ BUFFERS = re.compile(  # constants that old checkpoints store and current code c
     r".*\b((attn|attention)\.(masked_)?bias|rotary_emb\.inv_freq|position_ids|token_type_ids|"
     r"EncDecAttention\.relative_attention_bias\.weight)$"
 )
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,10 @@ class Folder:
 class Weights(Mapping):
     """name -> tensor, read on access. `n_head` un-mixes q:k:v tensors stored head by head."""
 
-    def __init__(self, files: dict, shapes: dict, read: Callable, n_head: int):
-        self.files, self.shapes, self.read, self.n_head = files, shapes, read, n_head
+    def __init__(self, files: dict, read: Callable, n_head: int):
+        self.files, self.read, self.n_head = files, read, n_head
+        self.shapes: dict[str, torch.Size] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
         self.specs: dict[str, Spec] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -89,7 +96,7 @@ def open_folder(path: Path, allow_pickle: bool = False) -> Folder:
     config = transformers_config(path)
     stored, read = find_weights(path, allow_pickle)
     names = {current_name(n): (file, n) for n, file in stored.items() if not BUFFERS.fullmatch(n)}
-    weights = Weights(names, {}, read, getattr(config, family.heads))
+    weights = Weights(names, read, getattr(config, family.heads))
     tied = drop_tied_copies(path, raw, config, family, weights)
     found = specs(raw["model_type"], weights, family.prefix)
     check_shapes(path, config, raw, family, weights, tied)
@@ -172,18 +179,18 @@ class open_safetensors:
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(f"{self.path / file} is damaged or cut short ({error})") from None
 
-    def header(self, file: str) -> dict[str, tuple[torch.Size, bool]]:
-        """name -> (shape, is a float), without reading a tensor."""
+    def header(self, file: str) -> dict[str, tuple[torch.Size, torch.dtype | None]]:
+        """name -> (shape, dtype, None where it is no float), without reading a tensor."""
         if file not in self.headers:
             opened = self.open(file)
             pieces = {name: opened.get_slice(name) for name in opened.keys()}
             self.headers[file] = {
-                name: (torch.Size(piece.get_shape()), piece.get_dtype() in FLOATS)
+                name: (torch.Size(piece.get_shape()), FLOATS.get(piece.get_dtype()))
                 for name, piece in pieces.items()
             }
         return self.headers[file]
 
-    def shape(self, file: str, name: str) -> tuple[torch.Size, bool]:
+    def about(self, file: str, name: str) -> tuple[torch.Size, torch.dtype | None]:
         if name not in self.header(file):
             raise UserError(f"{self.path / file} lacks {name}, which its index lists")
         return self.header(file)[name]
@@ -210,8 +217,11 @@ class open_pickles(open_safetensors):
             self.opened[file] = state
         return self.opened[file]
 
-    def header(self, file: str) -> dict[str, tuple[torch.Size, bool]]:
-        return {n: (t.shape, t.is_floating_point()) for n, t in self.open(file).items()}
+    def header(self, file: str) -> dict[str, tuple[torch.Size, torch.dtype | None]]:
+        return {
+            n: (t.shape, t.dtype if t.dtype in FLOATS.values() else None)
+            for n, t in self.open(file).items()
+        }
 
     def __call__(self, file: str, name: str) -> torch.Tensor:
         return self.open(file)[name]
@@ -258,9 +268,9 @@ def check_shapes(path: Path, config, raw: dict, family: hf.Family, weights: Weig
     wanted = {n: p.shape for n, p in model.named_parameters(remove_duplicate=False)}
     copies = {copy for copy, _ in family.tied_names if tied or "embed_tokens" in copy}
     for name, place in weights.files.items():
-        shape, is_float = weights.read.shape(*place)
-        weights.shapes[name] = shape
-        if not is_float:
+        shape, dtype = weights.read.about(*place)
+        weights.shapes[name], weights.dtypes[name] = shape, dtype
+        if dtype is None:
             raise UserError(f"{path}: {name} is no float tensor; growth needs a float checkpoint")
         target = wanted.get(name, wanted.get(family.prefix + name))
         target = wanted.get(name.removeprefix(family.prefix)) if target is None else target
@@ -308,6 +318,8 @@ def new_folder(dst: Path, force: bool) -> Iterator[Path]:
     tmp.mkdir(parents=True)
     try:
         yield tmp
+        for file in tmp.iterdir():
+            sync_file(file)
         checkpoint.sync_folder(tmp)
         checkpoint.publish(tmp, dst)
     finally:
@@ -316,34 +328,31 @@ def new_folder(dst: Path, force: bool) -> Iterator[Path]:
 
 def write_weights(
     folder: Path,
-    shapes: dict[str, torch.Size],
+    sizes: dict[str, int],
     make: Callable[[str], torch.Tensor],
-    itemsize: int,
     shard_bytes: int = 2 * 10**9,
     progress: bool = True,
 ) -> int:
-    """Write make(name) for every name into safetensors files of at most `shard_bytes` (one tensor
-    at least); the total size in bytes. Only one shard is in memory at a time, the largest tensors
-    first: what computing them takes comes on top of little else."""
-    sizes = {name: shape.numel() * itemsize for name, shape in shapes.items()}
+    """Write make(name), of sizes[name] bytes, for every name into safetensors files of at most
+    `shard_bytes` (one tensor at least); the total in bytes. Only one shard is in memory at a time,
+    the largest tensors first: what computing them takes comes on top of little else."""
     shards: list[list[str]] = [[]]
-    for name in sorted(shapes, key=sizes.get, reverse=True):
+    for name in sorted(sizes, key=sizes.get, reverse=True):
         if shards[-1] and sum(sizes[n] for n in shards[-1]) + sizes[name] > shard_bytes:
             shards.append([])
         shards[-1].append(name)
     files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     files = files if len(shards) > 1 else [SINGLE]
     with tqdm(
-        total=len(shapes), desc="growing", unit=" tensors", leave=False, disable=not progress
+        total=len(sizes), desc="growing", unit=" tensors", leave=False, disable=not progress
     ) as bar:
         for file, names in zip(files, shards, strict=True):
             tensors = {}
             for name in names:
                 tensors[name] = make(name)
-                assert tensors[name].shape == shapes[name], (name, tensors[name].shape)
+                assert tensors[name].nbytes == sizes[name], (name, tensors[name].shape)
                 bar.update()
             safetensors.torch.save_file(tensors, folder / file, metadata={"format": "pt"})
-            sync_file(folder / file)
             del tensors
     total = sum(sizes.values())
     if len(shards) > 1:

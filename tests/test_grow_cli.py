@@ -115,7 +115,7 @@ def test_approximate_parts_are_named(tmp_path, monkeypatch, capsys):
 
 
 def test_srio_and_nrio_grow_too(gpt2, tmp_path, monkeypatch):
-    for method in ("srio", "nrio", "exact-srio"):
+    for method in ("srio", "nrio", "ligo-init", "exact-srio"):
         out = tmp_path / method
         run(monkeypatch, gpt2, "--out", out, "--width", 48, "--method", method)
         report = json.loads((out / "growth_report.json").read_text())

@@ -45,6 +45,12 @@ def test_every_family_grows_exactly(name, tmp_path):
         assert numbers["max_rel_dlogit"] < TOLERANCE and not notes
 
 
+@pytest.mark.parametrize("name", ["GPT-2", "BERT ReLU", "RoFormer", "T5", "Llama GQA", "GPT-NeoX"])
+@pytest.mark.parametrize("operator", ["srio", "nrio", "ligo-init"])
+def test_inexact_operators_run_everywhere(operator, name, tmp_path):
+    assert 1e-3 < error(name, 1.5, GrowConfig(operator), tmp_path) < 1e3
+
+
 # ---- each ingredient is needed
 
 

@@ -1,0 +1,27 @@
+"""LiGO's start without its learning: W' = B_out W B_in^T with B = [I; C], the rows of C U(0, 1) and
+scaled to sum 1 (growth/ligo.py). For folders, where no training data is at hand. Never exact."""
+
+from dataclasses import replace
+
+import torch
+
+from growth.ligo import map_name
+from growth.lrio import along
+from growth.plan import Plan
+from models.axes import Spec
+
+
+def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+    return spec.by_part(
+        plan.weights[spec.name], lambda part, w: grow_part(plan, replace(spec, part=part), w)
+    )
+
+
+def grow_part(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
+    for dim, space in enumerate(spec.axes):
+        name, (old, new) = map_name(plan, spec, space), plan.size(space, 0)
+        if name is not None:
+            C = torch.from_numpy(plan.rng(f"ligo:{name}").random((new - old, old)))
+            B = torch.cat([torch.eye(old, dtype=C.dtype), C / C.sum(1, keepdim=True)])
+            w = along(w, dim, B.to(w.dtype))
+    return w
