@@ -19,7 +19,7 @@ order and the loss do not depend on their number.
 import math
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 import torch
@@ -82,13 +82,18 @@ def train(cfg: TrainConfig) -> dict:
     run = Run(cfg, place, corpus, model, init, origin, identity)
     with process_group(place), run_folder(cfg.out, identity, place) as done:
         if done is not None:
+            if place.rank == 0 and done["status"] == "done":
+                checkpoint.prune(cfg.out, keep=0)  # a kill may have come between the two
             return done
-        with catch_signals() as caught:
-            return fit(run, caught)
+        with catch_signals() as caught, ExitStack() as stack:
+            return fit(run, caught, stack)
 
 
-def fit(run: Run, caught: dict) -> dict:
-    """The training loop: evaluate, update, log, save, until the last step; then the summary."""
+def fit(run: Run, caught: dict, stack: ExitStack) -> dict:
+    """The training loop: evaluate, update, log, save, until the last step; then the summary.
+
+    stack: closes the log, however the loop ends, so that an error has a line of its own.
+    """
     cfg, model, place = run.cfg, run.model, run.place
     optimizer, names = make_optimizer(cfg, model)
     state = resume(run, optimizer, names)
@@ -98,12 +103,13 @@ def fit(run: Run, caught: dict) -> dict:
         NewCoordinateWarmup(model, optimizer, shapes, cfg.rewarm_steps, done=state.step)
     parallel = data_parallel(model, place)
     net, net_train = compiled(cfg.compile, model, parallel)
-    log = Log(run, state)
+    log = stack.enter_context(closing(Log(run, state)))
     began, wall_before, reason = time.perf_counter(), state.wall_s, None
 
     def save(name: str, **extra) -> None:
         state.wall_s = wall_before + time.perf_counter() - began
         if place.rank == 0:
+            run.corpus.check_unchanged()  # nothing learned from altered data is kept
             log.sync()
             moments, optimizer_step = pack_optimizer(optimizer, names)
             meta = describe(run, state) | {"optimizer_step": optimizer_step, "rng": pack_rng()}
@@ -114,7 +120,6 @@ def fit(run: Run, caught: dict) -> dict:
     while reason is None:
         if signum := max_over_processes(caught["signum"], place):
             save(f"step_{state.step:08d}")
-            log.close()
             raise Interrupted(signum, state.step)
         if gate and gate.set(state.step):
             gate = None
@@ -144,7 +149,6 @@ def fit(run: Run, caught: dict) -> dict:
     if reason is None:
         summary["lineage"].append(lineage_entry(run, summary))
         save("final", lineage=summary["lineage"], metrics=summary["metrics"])
-    log.close()
     if place.rank == 0:
         write_json(cfg.out / "done.json", summary)
         if reason is None:

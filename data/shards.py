@@ -37,6 +37,8 @@ def read_manifest(folder: Path) -> dict:
     """The checked manifest of a corpus folder; UserError when it is missing or makes no sense."""
     path = Path(folder) / "manifest.json"
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise OSError
         if path.stat().st_size > MANIFEST_BYTES:
             raise UserError(f"{path} is larger than {MANIFEST_BYTES >> 20} MB; not a manifest")
         manifest = json.loads(path.read_bytes())
@@ -120,12 +122,14 @@ class Corpus:
         self.vocab_size: int = self.manifest["vocab_size"]
         self.eot: int | None = self.manifest["eot"]
         self._maps: list[mmap.mmap] = []
+        self._opened: dict[str, tuple[dict, np.ndarray, tuple | None]] = {}
         self._shards: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
         for shard in sorted(self.manifest["shards"], key=lambda s: s["name"]):
             tokens = self._open_shard(shard)
             if verify == "hash":
                 self._check_content(shard, tokens)
             self._shards[shard["name"].split("_")[0]].append(tokens)
+            self._opened[shard["name"]] = (shard, tokens, self._stamp(shard))
         self._reads = 0
         self._is_large = 2 * sum(self.n_tokens(split) for split in SPLITS) > SMALL_BYTES
 
@@ -187,11 +191,31 @@ class Corpus:
         for at in range(0, count, batch_size):
             yield self._read("val", windows[at : at + batch_size], block_size)
 
+    def check_unchanged(self) -> None:
+        """Refuse (UserError) what was altered since it was opened, and so may have been read.
+
+        A file of the same inode, size and times is taken as unchanged. Otherwise the hash of what
+        is mapped decides: touched files, and folders replaced or removed meanwhile, are no harm.
+        """
+        for name, (shard, tokens, before) in self._opened.items():
+            now = self._stamp(shard)
+            if now == before:
+                continue
+            if now and before and now[0] == before[0] and now[1] != before[1]:
+                raise UserError(
+                    f"shard {self.folder / name} had {before[1]} bytes and has {now[1]} now: it "
+                    "changed under the run; prepare the corpus again with --force and go on"
+                )
+            self._check_content(shard, tokens)
+            self._opened[name] = (shard, tokens, now)
+
     # --- inside ---------------------------------------------------------------------------------
 
     def _open_shard(self, shard: dict) -> np.ndarray:
         path = self.folder / shard["name"]
         size = 2 * shard["tokens"]
+        if not path.is_file():
+            raise UserError(f"shard {path} cannot be read (no such file); prepare it again")
         try:
             with path.open("rb") as file:
                 found = path.stat().st_size
@@ -208,6 +232,14 @@ class Corpus:
             ) from None
         self._maps.append(mapped)
         return np.frombuffer(mapped, dtype="<u2")
+
+    def _stamp(self, shard: dict) -> tuple | None:
+        """(inode, bytes, times) of a shard's file; None where there is none."""
+        try:
+            stat = (self.folder / shard["name"]).stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
     def _check_content(self, shard: dict, tokens: np.ndarray) -> None:
         digest, highest = hashlib.sha256(), 0
