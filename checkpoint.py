@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 
 from errors import UserError
-from models.gpt import GPTConfig
+from models.gpt import GPT, GPTConfig
 
 FORMAT, VERSION = "gpt-growth-checkpoint", 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -139,12 +139,19 @@ def model_config(ckpt: Checkpoint) -> GPTConfig:
             f"{ckpt.folder}: config says vocab_size, d_model, n_layer = {cfg.vocab_size}, "
             f"{cfg.d_model}, {cfg.n_layer} (context {cfg.block_size}) but the weights have {found}"
         )
+    with torch.device("meta"):
+        check_weights(GPT(cfg, seed=None).state_dict(), ckpt.model, str(ckpt.folder))
     return cfg
 
 
 def load_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor], source: str) -> None:
     """Copy tensors into a model, every name exactly once and of its shape; else a UserError."""
-    own = model.state_dict()
+    check_weights(model.state_dict(), tensors, source)
+    model.load_state_dict(tensors)
+
+
+def check_weights(own: dict, tensors: dict, source: str) -> None:
+    """Names and shapes of `tensors` are those of a model's own state_dict; else a UserError."""
     wrong = sorted(set(own) ^ set(tensors))
     wrong += [k for k in own if k in tensors and own[k].shape != tensors[k].shape]
     if wrong:
@@ -152,7 +159,6 @@ def load_weights(model: torch.nn.Module, tensors: dict[str, torch.Tensor], sourc
             f"{source}: {len(wrong)} weights are missing, unknown or of another shape "
             f"(first: {wrong[0]}); it belongs to another model config"
         )
-    model.load_state_dict(tensors)
 
 
 # ---- writing

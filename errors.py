@@ -10,7 +10,7 @@ from contextlib import redirect_stderr
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EPERM, errno.EACCES, errno.EROFS)
-NO_PATH = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+NO_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class UserError(Exception):

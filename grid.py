@@ -7,11 +7,14 @@ seed and stage differ in nothing but their variant: same parent, same batches, s
 import dataclasses
 import re
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 from errors import UserError
 from growth.apply import wide_config
 from growth.plan import GrowConfig
+from growth.optim import check_policy
 from models.gpt import GPTConfig, count_parameters, flops_per_token
+from training.settings import TrainConfig, check_config
 
 GATE_FRACTION = 40 / 880  # the paper's 2 shards of 20 M tokens out of 44 M x 20
 LAST_FRACTION = 20 / 880  # its training loss is the mean over the last shard
@@ -237,10 +240,23 @@ def make_run(
         grow = asdict(replace(variant.grow, seed=seed))
     suffix = f"-g{stage}" if len(preset.widths) > 2 and stage else ""
     run_id = f"{name}-s{seed}{suffix}"
+    check_run(run_id, train, variant)
     needs = None
     if grow:
         needs = f"parent-s{seed}" if stage == 1 else f"{name}-s{seed}-g{stage - 1}"
     return Run(run_id, name, seed, stage, needs, cfg.d_model, train, grow, variant.optimizer)
+
+
+def check_run(run_id: str, train: dict, variant: Variant) -> None:
+    """What train() and the optimizer's transfer would refuse is refused before anything starts."""
+    if len(run_id.encode()) > 150:
+        raise UserError(f"run name {run_id!r} has more than 150 bytes; use fewer overrides")
+    try:
+        check_config(TrainConfig(Path(), Path(), **train | {"model": GPTConfig(**train["model"])}))
+        if variant.grow:
+            check_policy(variant.optimizer, variant.grow)
+    except UserError as error:
+        raise UserError(f"{run_id}: {error}") from None
 
 
 def find(table: dict, name: str, what: str):
@@ -283,6 +299,8 @@ def convert(value: str, like, text: str):
     try:
         if isinstance(like, bool):
             return {"true": True, "false": False}[value.lower()]
+        if like is None:  # the optional settings are all numbers
+            return float(value)
         if isinstance(like, tuple):
             return tuple(float(v) for v in value.split(","))
         return type(like)(value)

@@ -226,6 +226,9 @@ def run_grid(args: Args, name: str, preset, runs: list, out: Path) -> None:
     import cluster
 
     check_rows(out, runs)
+    # refused before anything is written
+    config = cluster.load_config(args.slurm_config)
+    check_place(out)
     if args.retry_failed:
         forget_failed(out, runs)
     data = prepare_corpus(preset, args)
@@ -233,7 +236,6 @@ def run_grid(args: Args, name: str, preset, runs: list, out: Path) -> None:
     shared = {"preset": name, "data": str(data), "command": command, "code": cluster.code_version()}
     jobs = make_jobs(runs, shared)
     if args.slurm:
-        config = cluster.load_config(args.slurm_config)
         sent = cluster.submit_slurm(out, jobs, config, lambda run_id: is_done(out, run_id))
         print(f"submitted {len(sent)} of {len(runs)} runs: {' '.join(sent) or 'nothing to do'}")
         return print("watch with --status; when all are done it prints the table")
@@ -249,6 +251,12 @@ def run_grid(args: Args, name: str, preset, runs: list, out: Path) -> None:
     summarize(out, out, allow_missing=bool(failed or args.only or args.seeds))
     if failed:
         sys.exit(1)
+
+
+def check_place(out: Path) -> None:
+    place = next(path for path in (out, *out.parents) if path.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise UserError(f"--out is {out}, but {place} is no folder to write in; choose another")
 
 
 def make_jobs(runs: list, shared: dict) -> list:

@@ -203,7 +203,8 @@ def _walk(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
         folders[:] = sorted(n for n in folders if not n.startswith("."))
         for name in sorted(names):
             if name.lower().endswith(suffixes) and not name.startswith("."):
-                yield Path(root, name)
+                if Path(root, name).is_file():  # reading a pipe would wait for ever
+                    yield Path(root, name)
 
 
 def _stamp(files: list[Path]) -> str:

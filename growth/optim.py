@@ -33,7 +33,7 @@ from errors import UserError
 from growth import mrio, srio
 from growth.apply import OPERATORS
 from growth.lrio import along
-from growth.plan import Plan
+from growth.plan import GrowConfig, Plan
 from growth.rotation import dense
 from models.axes import Spec
 
@@ -49,9 +49,11 @@ def carry(plan: Plan, moments: dict[str, torch.Tensor] | None, policy: str) -> d
     Raises UserError for an unknown policy, a parent without moments, and an operator for which the
     transfer is not defined.
     """
-    check(plan, moments, policy)
+    check_policy(policy, plan.cfg)
     if policy == "reset":
         return None
+    if not moments:
+        raise UserError(f"policy {policy!r} needs the parent's optimizer state; use reset")
     through = copied if plan.cfg.operator in COPIES else rotated
     child = {}
     for name, spec in plan.specs.items():
@@ -63,21 +65,20 @@ def carry(plan: Plan, moments: dict[str, torch.Tensor] | None, policy: str) -> d
     return child
 
 
-def check(plan: Plan, moments: dict | None, policy: str) -> None:
+def check_policy(policy: str, cfg: GrowConfig) -> None:
+    """Raises UserError for an unknown policy, and an operator that it is not defined for."""
     if policy not in POLICIES:
         raise UserError(f"optimizer policy {policy!r}; choose one of {', '.join(POLICIES)}")
     if policy == "reset":
         return
-    operator = plan.cfg.operator
-    if operator not in (*ROTATIONS, *COPIES) or (operator in ROTATIONS and plan.cfg.norm == "fold"):
+    operator = cfg.operator
+    if operator not in (*ROTATIONS, *COPIES) or (operator in ROTATIONS and cfg.norm == "fold"):
         raise UserError(
             f"optimizer policy {policy!r} is not defined for operator {operator!r} with norm "
-            f"{plan.cfg.norm!r}; use reset, or one of {', '.join((*ROTATIONS, *COPIES))} unfolded"
+            f"{cfg.norm!r}; use reset, or one of {', '.join((*ROTATIONS, *COPIES))} unfolded"
         )
     if operator == "lossless" and policy == "asymmetric":
         raise UserError("lossless interleaves old and new coordinates; use transfer or reset")
-    if not moments:
-        raise UserError(f"policy {policy!r} needs the parent's optimizer state; use reset")
 
 
 def rotated(plan: Plan, spec: Spec, m: torch.Tensor, kind: str) -> torch.Tensor:

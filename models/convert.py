@@ -54,5 +54,9 @@ def convert(cfg: ConvertConfig) -> None:
     checkpoint.save(cfg.out, weights, {"config": asdict(ours), "step": 0}, force=cfg.force)
 
 
+def main() -> None:
+    convert(read_command_line(ConvertConfig, __doc__))
+
+
 if __name__ == "__main__":
-    exit_on_user_error(lambda: convert(read_command_line(ConvertConfig, __doc__)))
+    exit_on_user_error(main)

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 
 from errors import UserError
 
+MAX_SIZE = 10**9  # beyond any model, and no product of two sizes overflows
+
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -50,8 +52,10 @@ class GPTConfig:
         sizes = ("vocab_size", "block_size", "n_layer", "n_head", "head_dim", "d_model", "d_ff")
         for name in (*sizes, "rope_repeat"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(f"model.{name} is {value!r}; it must be a whole number >= 1")
+            if type(value) is not int or not 1 <= value <= MAX_SIZE:
+                raise UserError(
+                    f"model.{name} is {value!r}; it must be a whole number in 1..{MAX_SIZE}"
+                )
         for name in ("norm_eps", "rope_theta"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):

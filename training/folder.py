@@ -111,12 +111,13 @@ class Log:
         if self.mute:
             return
         self.path = run.cfg.out / "metrics.jsonl"
-        self.file = open(self.path, "ab")
-        if self.file.tell() < state.metrics_bytes:
+        there = self.path.stat().st_size if self.path.is_file() else 0
+        if there < state.metrics_bytes:
             raise UserError(
                 f"{self.path} is shorter than its checkpoint knows; "
                 f"remove {run.cfg.out} to start again"
             )
+        self.file = open(self.path, "ab")
         self.file.truncate(state.metrics_bytes)
         self.track = start_tracker(run.cfg.tracker, run.cfg.out, run.name)
         self.began, self.first_step, self.told = time.monotonic(), state.step, 0.0
