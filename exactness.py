@@ -108,7 +108,8 @@ def settings_for(spec: Model) -> list[tuple[float, GrowConfig, str]]:
             for method in ("lossless", "pad", "exact-srio"):
                 if method != "lossless" or factor == int(factor):
                     cells.append((factor, GrowConfig(method, heads=heads), ""))
-    has_rope = spec.family in ("llama", "qwen2", "gpt_neox") or ("position", "rope") in spec.extra
+    ropes = ("roformer", "llama", "qwen2", "gpt_neox")
+    has_rope = spec.family in ropes or ("position", "rope") in spec.extra
     lossless = [cell for cell in cells if cell[1].operator == "lossless"]
     if has_rope:
         wider = [(f, cfg) for f, cfg, _ in lossless if cfg.heads == "wider"]
@@ -324,6 +325,10 @@ def table(rows: list[dict]) -> str:
         "- float64 cells of RMSNorm models compute transformers' RMSNorm in float64; as shipped it "
         "rounds to float32 inside, which leaves about 1e-6 whatever the weights.",
         "",
+        *inexact_lines(rows),
+        "",
+        "## Every cell",
+        "",
         "Bold cells are not exact; the last column says why. f32 and bf16: the largest over the "
         "factors.",
         "",
@@ -335,6 +340,33 @@ def table(rows: list[dict]) -> str:
         groups.setdefault((r["model"], r["method"], r["heads"], r["option"]), []).append(r)
     lines += [group_line(key, group) for key, group in groups.items()]
     return "\n".join(lines) + "\n"
+
+
+INSTEAD = (  # a reason's beginning, and what is exact in its place
+    ("Post-LN", "lossless with a whole factor"),
+    ("the MLM head", "gauge eps (the default there)"),
+    (
+        "RoPE frequencies are recomputed",
+        "heads more; or wider with rope repeat (the default); or pad",
+    ),
+    ("RoPE's old", "heads more; or lossless with heads wider"),
+    ("method exact-srio needs", "lossless with a whole factor"),
+    ("method exact-srio has", "pad"),
+)
+
+
+def inexact_lines(rows: list[dict]) -> list[str]:
+    """A table of the reasons: where each holds, how large the error is in float64, what to use."""
+    lines = ["## What is not exact", "", "| why | models | float64 error | exact instead |"]
+    lines.append("|---|---|---|---|")
+    for reason in dict.fromkeys(r["reason"] for r in rows if r["reason"]):
+        hit = [r for r in rows if r["reason"] == reason and r["dtype"] == "float64"]
+        measured = [r for r in hit if r["max_rel_dlogit"]]
+        error = span(measured, "max_rel_dlogit") if measured else "refused"
+        models = ", ".join(dict.fromkeys(r["model"] for r in hit))
+        instead = next((text for start, text in INSTEAD if reason.startswith(start)), "")
+        lines.append(f"| {reason} | {models} | {error} | {instead} |")
+    return lines
 
 
 def span(rows: list[dict], column: str) -> str:

@@ -66,6 +66,10 @@ def check_places(args: GrowArgs) -> None:
     """Nothing is read before the source is a folder and the destination is free."""
     if not args.src.is_dir():
         raise UserError(f"{args.src} is no folder; SRC is a checkpoint or a Hugging Face folder")
+    if (args.src / "final" / "state.json").is_file():
+        raise UserError(
+            f"{args.src} is a run folder; give one of its checkpoints: {args.src}/final"
+        )
     if (args.factor > 0) == (args.width > 0):
         raise UserError(
             f"factor {args.factor:g} and width {args.width}: give exactly one of --factor F > 1 "
@@ -94,8 +98,11 @@ def new_width(args: GrowArgs, d_old: int) -> int:
 def settings(args: GrowArgs, d_old: int, d_new: int) -> GrowConfig:
     """The growth settings; `auto` repeats where the factor is whole and pads elsewhere."""
     auto = "pad" if d_new % d_old else "lossless"
+    method = auto if args.method == "auto" else args.method
+    if args.noise is not None and method != "lossless":
+        raise UserError(f"--noise parts the copies that method lossless makes; {method} makes none")
     return GrowConfig(
-        operator=auto if args.method == "auto" else args.method,
+        operator=method,
         attn=args.attn,
         ffn=args.ffn,
         embed=args.embed,
@@ -162,6 +169,8 @@ def print_report(report: dict) -> None:
         relative = report["max_rel_dlogit"]
         print(f"  max |dlogit| {report['max_abs_dlogit']:.3g} ({relative:.3g} of their std)")
         print(f"  KL(old||new) {report['kl']:.3g} nats/token")
+    else:
+        print("  logits       not compared (no output head, or --no-card)")
     print(f"  closest two  {report['closest_two_units']:.3g} (FFN units; 0: locked copies)")
     for note in report["approximate"]:
         print(f"  approximate  {note}")

@@ -303,9 +303,6 @@ def compare(before: torch.Tensor, after: torch.Tensor) -> dict:
 def probe_logits(path: Path, source: hf_folder.Folder) -> torch.Tensor | None:
     """Logits (B, T, V) of a folder's model, loaded as a user would; None where it has none."""
     cls = hf_folder.model_class(source.raw, source.family)
-    use_safetensors = (path / "config.json").is_file() and any(path.glob("*.safetensors"))
-    if not use_safetensors:
-        return None
     double = torch.float64 in source.weights.dtypes.values()
     kind = torch.float64 if double else torch.float32  # half precision: its weights' rounding only
     model = cls.from_pretrained(path, dtype=kind, local_files_only=True).eval()

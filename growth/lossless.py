@@ -27,6 +27,7 @@ from errors import UserError
 from growth.gauge import ConfigChange, gauge, head_growth, homogeneous, score_scale, width_root
 from growth.plan import Plan
 from models.axes import Spec
+from models.rope import sinusoids
 
 
 def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
@@ -34,6 +35,8 @@ def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
 
 
 def repeat(plan: Plan, spec: Spec, part: str, w: torch.Tensor) -> torch.Tensor:
+    if part == "rotary" and plan.cfg.rope == "recompute":
+        return sinusoids(w.shape[0], plan.sizes["rotary"][1]).to(w.dtype)
     w = w * scale(plan, spec, part)  # before it is large
     for dim, space in enumerate(spec.axes):
         if space in plan.sizes:

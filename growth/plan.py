@@ -73,6 +73,8 @@ class GrowConfig:
             value = getattr(self, name)
             if not (np.isfinite(value) and value >= 0):
                 raise UserError(f"grow.{name} is {value}; it must be a finite number >= 0")
+        if self.noise_db is not None and not np.isfinite(self.noise_db):
+            raise UserError(f"grow.noise_db is {self.noise_db}; it must be a finite number of dB")
         object.__setattr__(self, "epsilons", tuple(self.epsilons))  # JSON gives a list
 
 

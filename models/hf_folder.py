@@ -298,8 +298,9 @@ def model_class(raw: dict, family: hf.Family):
     import transformers
 
     names = [*(raw.get("architectures") or []), family.default]
-    found = [getattr(transformers, name, None) for name in names]
-    return next(cls for cls in found if cls is not None)
+    found = [getattr(transformers, str(name), None) for name in names]
+    models = (cls for cls in found if isinstance(cls, type))
+    return next(cls for cls in models if issubclass(cls, transformers.PreTrainedModel))
 
 
 # ---- writing

@@ -53,6 +53,13 @@ def wavelengths(parameters: dict, dim: int) -> torch.Tensor:
     )
 
 
+def sinusoids(n_positions: int, dim: int) -> torch.Tensor:
+    """(n_positions, dim) RoFormer's table [sines; cosines] at the standard frequencies, float64."""
+    frequency = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angle = torch.outer(torch.arange(n_positions, dtype=torch.float64), frequency)
+    return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
 def stretched(config, power: float) -> dict:
     """rope_parameters with theta ** power."""
     old = config.rope_parameters

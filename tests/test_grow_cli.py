@@ -238,6 +238,8 @@ def test_a_pickle_that_runs_code_is_refused(gpt2, tmp_path, monkeypatch):
         (("--factor", 2, "--dtype", "int8"), "float32"),
         (("--factor", 2, "--heads", "most"), "more, wider"),
         (("--factor", 2, "--method", "srio", "--epsilon", 9), "epsilon"),
+        (("--factor", 1.5, "--noise", 20), "lossless"),
+        (("--factor", 2, "--noise", "nan"), "finite"),
     ],
 )
 def test_bad_requests_say_what_would_do(args, message, gpt2, tmp_path, monkeypatch):
