@@ -23,6 +23,10 @@ def exit_on_user_error(main: Callable[[], object]) -> None:
         main()
     except UserError as error:
         sys.exit(_fail(str(error)))
+    except RuntimeError as error:
+        if not str(error).startswith("Symlink loop"):  # what Path.resolve raises before 3.13
+            raise
+        sys.exit(_fail(f"{error}; choose another path"))
     except BrokenPipeError:  # whoever read our output (`| head`) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -305,9 +305,12 @@ def probe_logits(path: Path, source: hf_folder.Folder) -> torch.Tensor | None:
     cls = hf_folder.model_class(source.raw, source.family)
     double = torch.float64 in source.weights.dtypes.values()
     kind = torch.float64 if double else torch.float32  # half precision: its weights' rounding only
-    model = cls.from_pretrained(path, dtype=kind, local_files_only=True).eval()
-    with torch.no_grad():
-        output = model(**probe(source.config))
+    try:
+        model = cls.from_pretrained(path, dtype=kind, local_files_only=True).eval()
+        with torch.no_grad():
+            output = model(**probe(source.config))
+    except Exception as error:  # noqa: BLE001 - what a config may hold has no end
+        raise UserError(f"{path}: transformers cannot run this model ({error!r})") from None
     return getattr(output, "logits", None)
 
 

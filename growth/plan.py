@@ -75,6 +75,8 @@ class GrowConfig:
                 raise UserError(f"grow.{name} is {value}; it must be a finite number >= 0")
         if self.noise_db is not None and not np.isfinite(self.noise_db):
             raise UserError(f"grow.noise_db is {self.noise_db}; it must be a finite number of dB")
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
+            raise UserError(f"grow.seed is {self.seed}; it must be a whole number in 0..2**63-1")
         object.__setattr__(self, "epsilons", tuple(self.epsilons))  # JSON gives a list
 
 

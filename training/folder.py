@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -156,7 +156,8 @@ class Log:
         self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tok/s", refresh=False)
         progress = {"step": row["step"], "steps": self.run.cfg.steps}
         progress |= {"loss": row["loss"], "tokens_per_s": speed}
-        write_json(self.run.cfg.out / "progress.json", progress, durable=False)
+        with suppress(OSError):  # only for watching; what matters is written elsewhere
+            write_json(self.run.cfg.out / "progress.json", progress, durable=False)
 
     def rows(self) -> list[dict]:
         return [json.loads(line) for line in self.path.read_bytes().splitlines()]
