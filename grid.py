@@ -11,8 +11,8 @@ from pathlib import Path
 
 from errors import UserError
 from growth.apply import wide_config
-from growth.plan import GrowConfig
 from growth.optim import check_policy
+from growth.plan import GrowConfig
 from models.gpt import GPTConfig, count_parameters, flops_per_token
 from training.settings import TrainConfig, check_config
 
@@ -131,7 +131,7 @@ class Preset:
 
 TINY = GPTConfig(vocab_size=2048, block_size=64, n_layer=4, n_head=4, head_dim=16, d_model=64)
 MINI = GPTConfig(vocab_size=1024, block_size=64, n_layer=4, n_head=4, head_dim=12, d_model=48)
-LR_SMALL = {"parent": 2e-3, "scratch": 2e-3, "grown": 2e-3}
+LR_SMALL = dict.fromkeys(("parent", "scratch", "grown"), 4e-3)  # swept on tiny: EXPERIMENTS.md
 LR_PAPER = {"parent": 1e-3, "scratch": 1e-3, "grown": 1e-3}
 SMOKE = GPTConfig(vocab_size=257, block_size=32, n_layer=2, n_head=4, head_dim=4, d_model=16)
 PRESETS = {
