@@ -34,6 +34,7 @@ from models.gpt import GPT, GPTConfig  # noqa: E402
 D, HEADS, FFN, VOCAB, CONTEXT = 32, 4, 40, 61, 32
 FACTORS = (2.0, 3.0, 1.5)
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+GROUPED = ("llama", "mistral", "qwen2")  # families with grouped-query attention
 LIMITS = {"float64": 1e-10, "float32": 1e-5}  # of what is claimed exact
 COLUMNS = (
     "model family tied bias activation method factor heads option dtype "
@@ -82,6 +83,7 @@ MODELS = {
     "Llama GQA": model("llama", False, False, "silu"),
     "Llama GQA tied": model("llama", True, False, "silu"),
     "Llama with biases": model("llama", False, True, "silu", attention_bias=True, mlp_bias=True),
+    "Mistral": model("mistral", False, False, "silu"),
     "Qwen2": model("qwen2", True, True, "silu"),
     "GPT-NeoX": model("gpt_neox", tied=False, rotary_pct=0.5),
     "OPT": model("opt", activation="relu"),
@@ -108,7 +110,7 @@ def settings_for(spec: Model) -> list[tuple[float, GrowConfig, str]]:
             for method in ("lossless", "pad", "exact-srio"):
                 if method != "lossless" or factor == int(factor):
                     cells.append((factor, GrowConfig(method, heads=heads), ""))
-    ropes = ("roformer", "llama", "qwen2", "gpt_neox")
+    ropes = ("roformer", "llama", "mistral", "qwen2", "gpt_neox")
     has_rope = spec.family in ropes or ("position", "rope") in spec.extra
     lossless = [cell for cell in cells if cell[1].operator == "lossless"]
     if has_rope:
@@ -253,7 +255,7 @@ def build_hugging_face(spec: Model) -> torch.nn.Module:
         | dict(max_position_embeddings=CONTEXT, activation_function=spec.activation)
         | dict(word_embed_proj_dim=D),
     }
-    kv = dict(num_key_value_heads=2) if spec.family in ("llama", "qwen2") else {}
+    kv = dict(num_key_value_heads=2) if spec.family in GROUPED else {}
     config = AutoConfig.for_model(
         spec.family,
         vocab_size=VOCAB,

@@ -5,10 +5,12 @@
     python grow.py SRC --out DST --factor 2 --dry-run          # shapes and parameter counts only
 
 SRC is a folder: state.json (ours), or config.json with safetensors (GPT-2, BERT, RoFormer, T5, mT5,
-Llama, Qwen2, GPT-NeoX, OPT). DST loads as SRC did (AutoModel*.from_pretrained, or our train.py) and
-holds the report card: what changed in the logits, and which part, if any, is approximate.
+Llama, Mistral, Qwen2, GPT-NeoX, OPT). DST loads as SRC did (AutoModel*.from_pretrained, or our
+train.py) and holds the report card: what changed in the logits, and what, if anything, is
+approximate.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +77,8 @@ def check_places(args: GrowArgs) -> None:
             f"factor {args.factor:g} and width {args.width}: give exactly one of --factor F > 1 "
             f"and --width N"
         )
+    if not 0 < args.shard_gb < math.inf:
+        raise UserError(f"--shard-gb is {args.shard_gb}; it must be a finite number above 0")
     src, out = args.src.resolve(), args.out.resolve()
     if out == src or src in out.parents or out in src.parents:
         raise UserError(f"--out {args.out} overlaps the source {args.src}; choose another folder")

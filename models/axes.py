@@ -211,6 +211,7 @@ TABLES = {
     "t5": T5,
     "mt5": T5,
     "llama": LLAMA,
+    "mistral": LLAMA,
     "qwen2": LLAMA,
     "gpt_neox": GPT_NEOX,
     "opt": OPT,

@@ -109,6 +109,7 @@ FAMILIES = {
     "t5": Family("T5ForConditionalGeneration", **T5),
     "mt5": Family("MT5ForConditionalGeneration", **T5),
     "llama": Family("LlamaForCausalLM", **LLAMA),
+    "mistral": Family("MistralForCausalLM", **LLAMA),
     "qwen2": Family("Qwen2ForCausalLM", **LLAMA),
     "gpt_neox": Family(
         "GPTNeoXForCausalLM",

@@ -57,14 +57,18 @@ class Weights(Mapping):
 
     def __init__(self, files: dict, read: Callable, n_head: int):
         self.files, self.read, self.n_head = files, read, n_head
-        self.shapes: dict[str, torch.Size] = {}
-        self.dtypes: dict[str, torch.dtype] = {}
+        about = {name: read.about(*place) for name, place in files.items()}
+        self.shapes: dict[str, torch.Size] = {name: shape for name, (shape, _) in about.items()}
+        self.dtypes: dict[str, torch.dtype] = {name: dtype for name, (_, dtype) in about.items()}
         self.specs: dict[str, Spec] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self.read(*self.files[name])
         spec = self.specs.get(name)
         return unmix(tensor, self.n_head) if spec and spec.per_head else tensor
+
+    def forget(self, name: str) -> None:
+        del self.files[name], self.shapes[name], self.dtypes[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
@@ -98,10 +102,12 @@ def open_folder(path: Path, allow_pickle: bool = False) -> Folder:
     names = {current_name(n): (file, n) for n, file in stored.items() if not BUFFERS.fullmatch(n)}
     weights = Weights(names, read, getattr(config, family.heads))
     tied = drop_tied_copies(path, raw, config, family, weights)
-    found = specs(raw["model_type"], weights, family.prefix)
-    check_shapes(path, config, raw, family, weights, tied)
-    weights.specs = found
-    return Folder(path, raw, config, family, weights, found, tied)
+    weights.specs = specs(raw["model_type"], weights, family.prefix)
+    with torch.device("meta"):
+        model = model_class(raw, family)(config)
+    check_shapes(path, model, family, weights)
+    check_complete(path, model, family, weights, tied)
+    return Folder(path, raw, config, family, weights, weights.specs, tied)
 
 
 def read_config(path: Path) -> dict:
@@ -245,12 +251,10 @@ def drop_tied_copies(path: Path, raw: dict, config, family: hf.Family, weights: 
     for copy, source in family.tied_names:
         is_head = "embed_tokens" not in copy and copy.endswith("weight")
         source = source if source in weights.files else source.removeprefix(family.prefix)
-        if copy not in weights.files or source not in weights.files:
-            continue
-        if not says_tied:
+        if not says_tied or copy not in weights.files or source not in weights.files:
             continue
         if torch.equal(weights[copy], weights[source]):
-            del weights.files[copy]
+            weights.forget(copy)
         elif t5 and is_head:
             is_tied = False
         else:
@@ -261,36 +265,39 @@ def drop_tied_copies(path: Path, raw: dict, config, family: hf.Family, weights: 
     return is_tied
 
 
-def check_shapes(path: Path, config, raw: dict, family: hf.Family, weights: Weights, tied) -> None:
-    """Every parameter of the model is stored, with the shape that config.json implies."""
-    with torch.device("meta"):
-        model = model_class(raw, family)(config)
-    wanted = {n: p.shape for n, p in model.named_parameters(remove_duplicate=False)}
-    copies = {copy for copy, _ in family.tied_names if tied or "embed_tokens" in copy}
-    for name, place in weights.files.items():
-        shape, dtype = weights.read.about(*place)
-        weights.shapes[name], weights.dtypes[name] = shape, dtype
-        if dtype is None:
+def check_shapes(path: Path, model: torch.nn.Module, family: hf.Family, weights: Weights) -> None:
+    """Every stored tensor is a float of the shape that config.json implies."""
+    wanted = {name: p.shape for name, p in model.named_parameters(remove_duplicate=False)}
+    for name, shape in weights.shapes.items():
+        if weights.dtypes[name] is None:
             raise UserError(f"{path}: {name} is no float tensor; growth needs a float checkpoint")
-        target = wanted.get(name, wanted.get(family.prefix + name))
-        target = wanted.get(name.removeprefix(family.prefix)) if target is None else target
-        if target is not None and target != shape:
+        target = next((wanted[n] for n in aliases(name, family) if n in wanted), shape)
+        if target != shape:
             raise UserError(
                 f"{path}: {name} is {tuple(shape)}, but config.json implies {tuple(target)}"
             )
-    present = {n for name in weights.files for n in (name, family.prefix + name)}
-    present |= {name.removeprefix(family.prefix) for name in weights.files}
-    missing = sorted(set(wanted) - present - copies)
+
+
+def check_complete(
+    path: Path, model: torch.nn.Module, family: hf.Family, weights: Weights, tied: bool
+) -> None:
+    """Every parameter of the model is stored, tied copies excepted."""
+    wanted = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    copies = {copy for copy, _ in family.tied_names if tied or "embed_tokens" in copy}
+    present = {alias for name in weights for alias in aliases(name, family)}
+    missing = sorted(wanted - present - copies)
     if missing:
-        hint = (
-            "; it says tie_word_embeddings is false: is it tied after all?"
-            if "lm_head" in missing[0] or "decoder.weight" in missing[0]
-            else ""
-        )
+        is_head = "lm_head" in missing[0] or "decoder.weight" in missing[0]
+        hint = "; config.json has tie_word_embeddings false: is it tied after all?"
         raise UserError(
             f"{path}: {len(missing)} parameters of {type(model).__name__} are not stored (first: "
-            f"{missing[0]}){hint}"
+            f"{missing[0]}){hint if is_head else ''}"
         )
+
+
+def aliases(name: str, family: hf.Family) -> tuple[str, str, str]:
+    """A tensor's name with the head, and in a bare model."""
+    return name, family.prefix + name, name.removeprefix(family.prefix)
 
 
 def model_class(raw: dict, family: hf.Family):

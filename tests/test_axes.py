@@ -24,7 +24,7 @@ def test_tables_cover_every_parameter_and_its_shape(name):
     spec = exactness.MODELS[name]
     net = meta(spec)
     found = specs(spec.family, net.state_dict(), hf.FAMILIES[spec.family].prefix)
-    grouped = spec.family in ("llama", "qwen2")
+    grouped = spec.family in exactness.GROUPED
     for param, shape in ((n, p.shape) for n, p in net.state_dict().items()):
         row = found[param]
         for axis, size in zip(row.axes, shape, strict=True):
