@@ -10,7 +10,7 @@ import torch
 
 import checkpoint
 from errors import UserError
-from growth import exact, ligo_init, nrio, srio
+from growth import exact, ligo_init, lossless, nrio, srio
 from growth.gauge import ConfigChange, gauge
 from growth.plan import GrowConfig, Plan
 from models import hf, hf_folder, rope
@@ -66,15 +66,7 @@ def plan_folder(
     plan = Plan(
         cfg,
         source.specs,
-        {
-            "residual": (old.d_model, new.d_model),
-            "heads": (old.n_head * old.head_dim, new.n_head * new.head_dim),
-            "kv": (old.kv_heads * old.head_dim, new.kv_heads * new.head_dim),
-            "head": (old.n_head, new.n_head),
-            "ffn": (old.d_ff, new.d_ff),
-            "pooled": (old.d_model, new.d_model),
-            "rotary": (old.head_dim, new.head_dim),
-        },
+        {space: (width, spaces(new)[space]) for space, width in spaces(old).items()},
         (old.head_dim, new.head_dim),
         n_layer(source.specs),
         (old.d_model, new.d_model),
@@ -90,6 +82,19 @@ def plan_folder(
     return Growth(source, plan, new, raw, tuple(notes), DTYPES.get(dtype))
 
 
+def spaces(sizes: hf.Sizes) -> dict[str, int]:
+    """The width of every space of the axis tables."""
+    return {
+        "residual": sizes.d_model,
+        "heads": sizes.n_head * sizes.head_dim,
+        "kv": sizes.kv_heads * sizes.head_dim,
+        "head": sizes.n_head,
+        "ffn": sizes.d_ff,
+        "pooled": sizes.d_model,
+        "rotary": sizes.head_dim,
+    }
+
+
 def n_layer(specs: dict) -> int:
     return 1 + max(spec.layer for spec in specs.values() if spec.layer is not None)
 
@@ -98,13 +103,8 @@ def wider(old: hf.Sizes, d_new: int, cfg: GrowConfig) -> hf.Sizes:
     """All sizes at width `d_new`, every ratio kept; UserError with the nearest widths if none."""
     if d_new <= old.d_model:
         raise UserError(f"new width {d_new} must be larger than the old one, {old.d_model}")
-    if cfg.operator == "lossless" and d_new % old.d_model:
-        k = max(2, d_new // old.d_model)
-        raise UserError(
-            f"method lossless repeats every coordinate, so the new width must be a multiple of "
-            f"{old.d_model}, not {d_new}; the nearest are {k * old.d_model} and "
-            f"{(k + 1) * old.d_model}, or use method pad for any width"
-        )
+    if cfg.operator == "lossless":
+        lossless.whole_factor(old.d_model, d_new)
     head_dim = exact.new_head_dim(cfg, old.head_dim, old.d_model, d_new)
     n_head = old.n_head if cfg.heads == "wider" else scaled(old.n_head, old, d_new, "heads")
     group = old.n_head // old.kv_heads

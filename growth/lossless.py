@@ -45,15 +45,20 @@ def repeat(plan: Plan, spec: Spec, part: str, w: torch.Tensor) -> torch.Tensor:
 
 
 def copies(plan: Plan) -> int:
-    """k = d_new / d_old; a UserError names the nearest widths when it is no whole number."""
-    if plan.d_new % plan.d_old:
-        k = plan.d_new // plan.d_old
+    """k = d_new / d_old."""
+    return whole_factor(plan.d_old, plan.d_new)
+
+
+def whole_factor(d_old: int, d_new: int) -> int:
+    """d_new / d_old; a UserError names the nearest widths when it is no whole number."""
+    if d_new % d_old:
+        k = max(2, d_new // d_old)
         raise UserError(
             f"method lossless repeats every coordinate, so the new width must be a multiple of "
-            f"{plan.d_old}, not {plan.d_new}; the nearest are {max(2, k) * plan.d_old} and "
-            f"{(max(2, k) + 1) * plan.d_old}, or use method pad for any width"
+            f"{d_old}, not {d_new}; the nearest are {k * d_old} and {(k + 1) * d_old}, or use "
+            f"method pad for any width"
         )
-    return plan.d_new // plan.d_old
+    return d_new // d_old
 
 
 def repeat_index(plan: Plan, space: str) -> torch.Tensor:
