@@ -14,6 +14,8 @@ from paired import Estimate, contrast, values_by_seed
 from rows import by_stage, matched
 
 MIN_SEEDS = 5
+MARGIN = 0.01  # nats/token: "does not beat" allows a lead smaller than this
+SAME = "identical by construction"  # e.g. MRIO and SRIO at the first growth
 METRICS = (("train", "metrics.train_loss"), ("val", "metrics.val_loss"))
 
 
@@ -23,6 +25,7 @@ class Contrast:
 
     weights: Mapping[str, float]
     sign: int = -1
+    margin: float = 0.0  # the claim holds while the sum is above -margin (sign +1)
     decides: bool = True  # False: shown for the reader, not part of the verdict
 
     def __str__(self) -> str:
@@ -39,11 +42,12 @@ class Claim:
 
 
 def _below(better: str, worse: str, decides: bool = True) -> Contrast:
-    return Contrast({better: 1, worse: -1}, -1, decides)
+    return Contrast({better: 1, worse: -1}, -1, decides=decides)
 
 
 def _not_below(larger: str, smaller: str) -> Contrast:
-    return Contrast({larger: 1, smaller: -1}, +1)
+    """`larger` is not better than `smaller` by MARGIN or more: a tie holds."""
+    return Contrast({larger: 1, smaller: -1}, +1, MARGIN)
 
 
 def _gate_helps_more(a: str, b: str) -> Contrast:
@@ -97,14 +101,16 @@ CLAIMS = (
 )
 
 
-def verdict(difference: Estimate, sign: int) -> str:
-    """The verdict on one contrast whose paper sign is `sign` (-1: below 0, +1: above 0)."""
+def verdict(difference: Estimate, sign: int, margin: float = 0.0) -> str:
+    """The verdict on one contrast whose paper sign is `sign` (-1: below 0, +1: above -margin)."""
+    if difference.by_seed and not any(difference.by_seed.values()):
+        return SAME
     if difference.n < MIN_SEEDS:
         return f"inconclusive (n<{MIN_SEEDS})"
     low, high = sorted((sign * difference.low, sign * difference.high))
-    if low > 0:
-        return "reproduced"
-    return "not reproduced" if high < 0 else "inconclusive"
+    if high < 0:
+        return "not reproduced"
+    return "reproduced" if low > -margin else "inconclusive"
 
 
 def claims(rows: list[dict], allow_missing: bool = False) -> str:
@@ -129,7 +135,8 @@ _RULE = (
     "A difference is (first - second) in nats/token, paired by seed: negative means that the first "
     "is better. Verdict by the training loss over the last tokens of the stage: *reproduced* when "
     "the 95 % CI lies on the claimed side of 0, *not reproduced* when on the other side, "
-    f"*inconclusive* otherwise and whenever n < {MIN_SEEDS}. Intervals are per comparison, not "
+    f"*inconclusive* otherwise and whenever n < {MIN_SEEDS}. A claim of not beating holds when the "
+    f"CI excludes a lead of {MARGIN} nats or more. Intervals are per comparison, not "
     "corrected for their number. A verdict holds at the stated scale only."
 )
 
@@ -178,7 +185,7 @@ def _overall(parts: list[tuple[Contrast, list[str]]], rows: list[dict]) -> str:
     """A conjunction: one failed part refutes it, an absent part leaves it undecided."""
     parts = [(part, missing) for part, missing in parts if part.decides]
     found = [
-        verdict(contrast(rows, part.weights, METRICS[0][1]), part.sign)
+        verdict(contrast(rows, part.weights, METRICS[0][1]), part.sign, part.margin)
         for part, missing in parts
         if not missing
     ]
@@ -188,8 +195,9 @@ def _overall(parts: list[tuple[Contrast, list[str]]], rows: list[dict]) -> str:
         return "not run"
     if len(found) < len(parts):
         return "not run in full"
+    found = [word for word in found if word != SAME]
     undecided = [word for word in found if word != "reproduced"]
-    return undecided[0] if undecided else "reproduced"
+    return undecided[0] if undecided else "reproduced" if found else SAME
 
 
 def _part_lines(part: Contrast, rows: list[dict]) -> list[str]:
@@ -197,7 +205,7 @@ def _part_lines(part: Contrast, rows: list[dict]) -> list[str]:
     for name, metric in METRICS:
         found = contrast(rows, part.weights, metric)
         decides = part.decides and metric == METRICS[0][1]
-        word = verdict(found, part.sign) if decides else "(shown only)"
+        word = verdict(found, part.sign, part.margin) if decides else "(shown only)"
         lines.append(
             f"| {part} | {name} | {found.n} | {_mean(found)} | {_interval(found)} | {word} |"
         )

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from errors import UserError
-from growth.apply import wide_config
+from growth.apply import LEARNED, wide_config
 from growth.optim import check_policy
 from growth.plan import GrowConfig
 from models.gpt import GPTConfig, count_parameters, flops_per_token
@@ -49,7 +49,7 @@ VARIANTS = {
     "srio": grown("closed-form rotation, random new blocks", "paper"),
     "full": grown("SRIO + convex attention + tiled FFN + gate", "paper", gate=True, **RECIPE),
     "full-nogate": grown("the full recipe without its gate", "paper", **RECIPE),
-    "zero-pad": grown("old block copied, every new block zero", "comparison", "nrio", **ZERO),
+    "zero-pad": grown("new blocks zero; new units never learn", "comparison", "nrio", **ZERO),
     # the paper's further operators, blocks random as in nrio and srio
     "srio-lo": grown("SRIO, an angle per side learned for 100 steps", "paper", "srio-lo", **FAST),
     "srio-free": grown("SRIO, a free 2 x 2 matrix learned", "paper", "srio-free", **FAST),
@@ -105,7 +105,9 @@ class Preset:
     lr: dict[str, float]  # by family: parent, scratch, grown
     tokens: tuple[int, ...] = ()  # per width; empty means 20 per parameter
     variants: tuple[str, ...] = MAIN
-    last_fraction: float = LAST_FRACTION
+    gate_tokens: float = 0.0  # 0: the paper's share of the stage
+    last_tokens: float = 0.0  # window of the training loss; 0: the paper's share of the stage
+    learn_batch: int = 4  # sequences per step of a learned operator
     evals: int = 20
     eval_tokens: int = 16_384
     train: dict = field(default_factory=dict)  # further TrainConfig fields
@@ -138,12 +140,12 @@ PRESETS = {
     "smoke": Preset(
         "seconds a run: shows that everything works here, says nothing about the methods",
         "speeches", "byte", SMOKE, (16, 24), (0, 1), 8, LR_SMALL,
-        tokens=(20_480, 10_240), last_fraction=0.1, evals=4, eval_tokens=4_096,
+        tokens=(20_480, 10_240), last_tokens=1_024, evals=4, eval_tokens=4_096, learn_batch=2,
     ),
     "tiny": Preset(
         "the paper's table in miniature, minutes on 2 CPU cores",
         "speeches", "bpe:2048", TINY, (64, 96), (0, 1), 16, LR_SMALL,
-        tokens=(1_000_000, 400_000), last_fraction=0.1, evals=16,
+        tokens=(1_000_000, 400_000), last_tokens=40_960, evals=16,
     ),
     "mini": Preset(
         "20 tokens per parameter and 5 paired seeds, for claims on a CPU",
@@ -156,12 +158,14 @@ PRESETS = {
     "paper": Preset(
         "the paper's headline: 24 M -> 44 M on GPT-2 BPE, 20 tokens per parameter",
         "openwebtext", "gpt2", GPTConfig(), (256, 384), (0, 1, 2, 3, 4), 128, LR_PAPER,
+        gate_tokens=40e6, last_tokens=20e6, learn_batch=64,
         evals=40, eval_tokens=1_048_576, train={"micro_batch": 64, "compile": True},
     ),
     "paper-chain": Preset(
         "the paper's repeated growth: 24 M -> 44 M -> 70 M -> 101 M -> 119 M",
         "openwebtext", "gpt2", GPTConfig(), (256, 384, 512, 640, 704), (0, 1, 2, 3, 4), 128,
         LR_PAPER, variants=("scratch", "nrio", "full"),
+        gate_tokens=40e6, last_tokens=20e6, learn_batch=64,
         evals=40, eval_tokens=1_048_576, train={"micro_batch": 64, "compile": True},
     ),
 }  # fmt: skip
@@ -210,8 +214,16 @@ def make_run(
     preset: Preset, name: str, variant: Variant, overrides: dict, seed: int, stage: int
 ) -> Run:
     cfg, steps = preset.config(stage), preset.steps(stage)
+    stage_tokens = steps * preset.step_tokens
     if variant.budget == "flops":
         steps = round(preset.flops(stage) / (preset.step_tokens * flops_per_token(cfg)))
+    grow = None
+    if variant.grow:
+        batch = {} if "learn_batch" in overrides else {"learn_batch": preset.learn_batch}
+        grow_cfg = replace(variant.grow, seed=seed, **batch)
+        wide_config(preset.config(stage - 1), cfg.d_model, grow_cfg)  # refuses what cannot be
+        steps -= learning_steps(grow_cfg, preset.batch_size, steps)
+        grow = asdict(grow_cfg)
     family = "parent" if stage == 0 else "grown" if variant.grow else "scratch"
     train = {
         "model": asdict(cfg),
@@ -224,20 +236,17 @@ def make_run(
         "eval_every": max(1, preset.steps(stage) // preset.evals),
         "eval_tokens": preset.eval_tokens,
         "save_every": max(1, steps // 10),
-        "last_tokens": round(preset.last_fraction * preset.steps(stage) * preset.step_tokens),
+        "last_tokens": round(preset.last_tokens or LAST_FRACTION * stage_tokens),
         **preset.train,
-        **overrides,
+        **{key: value for key, value in overrides.items() if key in TRAIN_KEYS},
     }
     if variant.gate:
-        train["gate_steps"] = max(1, round(GATE_FRACTION * steps))
+        gate_tokens = preset.gate_tokens or GATE_FRACTION * stage_tokens
+        train["gate_steps"] = min(steps, max(1, round(gate_tokens / preset.step_tokens)))
     if variant.optimizer == "asymmetric":  # the old block goes on; only new coordinates re-warm
         train |= {"rewarm_steps": train["warmup_steps"], "warmup_steps": 0}
     if variant.gate or variant.optimizer == "asymmetric":
         train["d_old"] = preset.widths[stage - 1]
-    grow = None
-    if variant.grow:
-        wide_config(preset.config(stage - 1), cfg.d_model, variant.grow)  # refuses what cannot be
-        grow = asdict(replace(variant.grow, seed=seed))
     suffix = f"-g{stage}" if len(preset.widths) > 2 and stage else ""
     run_id = f"{name}-s{seed}{suffix}"
     check_run(run_id, train, variant)
@@ -245,6 +254,19 @@ def make_run(
     if grow:
         needs = f"parent-s{seed}" if stage == 1 else f"{name}-s{seed}-g{stage - 1}"
     return Run(run_id, name, seed, stage, needs, cfg.d_model, train, grow, variant.optimizer)
+
+
+def learning_steps(cfg: GrowConfig, batch_size: int, steps: int) -> int:
+    """Steps of the stage that a learned operator pays for with its own: equal tokens for all."""
+    if cfg.operator not in LEARNED:
+        return 0
+    paid, rest = divmod(cfg.learn_steps * cfg.learn_batch, batch_size)
+    if rest or paid >= steps:
+        raise UserError(
+            f"learn_steps x learn_batch = {cfg.learn_steps} x {cfg.learn_batch} sequences must be "
+            f"a multiple of the batch of {batch_size}, below the stage's {steps * batch_size}"
+        )
+    return paid
 
 
 def check_run(run_id: str, train: dict, variant: Variant) -> None:
@@ -281,6 +303,7 @@ def parse_variant(text: str) -> tuple[Variant, dict]:
             train[key] = convert(value, TRAIN_KEYS[key], text)
         elif variant.grow and key in {f.name for f in dataclasses.fields(GrowConfig)} - {"seed"}:
             value = convert(value, getattr(variant.grow, key), text)
+            train |= {key: value} if key == "learn_batch" else {}
             variant = replace(variant, grow=replace(variant.grow, **{key: value}))
         else:
             known = [f.name for f in dataclasses.fields(GrowConfig)] if variant.grow else []

@@ -171,9 +171,13 @@ def wait_for(folder: Path, seconds: float = 3600) -> None:
 
 def learning_batches(corpus, run, cfg, block_size: int):
     """What a learned operator sees: training windows in an order of its own, the same for all."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     data_seed = run.train["data_seed"] + 500  # stages count from 1: never a stage's own order
     for step in range(cfg.learn_steps):
-        yield corpus.batch_at(step, data_seed, cfg.learn_batch, block_size)
+        batch = corpus.batch_at(step, data_seed, cfg.learn_batch, block_size)
+        yield tuple(tokens_bt.to(device) for tokens_bt in batch)
 
 
 def probe_size(model) -> tuple[int, int, int]:

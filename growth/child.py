@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import checkpoint
-from growth.apply import grow
+from growth.apply import LEARNED, grow
 from growth.optim import carry
 from growth.plan import GrowConfig
 from growth.report import report_card
@@ -37,8 +37,11 @@ def grow_checkpoint(
     began, ckpt = time.perf_counter(), checkpoint.load(parent)
     old = checkpoint.model_config(ckpt)
     lineage = ckpt.meta.get("lineage", [])
-    ages = tuple(entry["d_model"] for entry in lineage[:-1])
-    grown = grow(ckpt.model, old, d_new, cfg, ages, batches)
+    # a static operator acts in float64: the card then measures the operator, not the rounding
+    exact = (
+        ckpt.model if cfg.operator in LEARNED else {k: w.double() for k, w in ckpt.model.items()}
+    )
+    grown = grow(exact, old, d_new, cfg, ages_of(ckpt.meta, old.d_model), batches)
     moments = carry(grown.plan, ckpt.optimizer, optimizer)
     wall_s, learned = time.perf_counter() - began, grown.learned
     x_bt, y_bt = probe or random_probe(old)
@@ -64,8 +67,17 @@ def grow_checkpoint(
     }
     if moments:
         meta["optimizer_step"] = ckpt.meta["optimizer_step"]
-    checkpoint.save(out, grown.weights, meta, moments, force=force)
+    weights = {name: w.to(ckpt.model[name].dtype) for name, w in grown.weights.items()}
+    checkpoint.save(out, weights, meta, moments, force=force)
     return record
+
+
+def ages_of(meta: dict, d_model: int) -> tuple[int, ...]:
+    """The widths this model had before `d_model`, oldest first; trained or not, each once."""
+    widths = {entry["d_model"] for entry in meta.get("lineage", [])}
+    growth = meta.get("growth") or {}
+    widths |= {growth["report"]["d_model"][0]} if growth.get("report") else set()
+    return tuple(sorted(width for width in widths if width < d_model))
 
 
 def random_probe(cfg, n_tokens: int = 256) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,9 +1,10 @@
-"""The warm-up gate: new coordinates enter the residual stream slowly.
+"""The warm-up gate: what blocks write to new coordinates enters the residual stream slowly.
 
 After growth from d_old, alpha multiplies the coordinates >= d_old of every attention and FFN output
-before the residual add. alpha rises linearly from 0 to 1 over `steps` optimizer steps and is a pure
-function of the stage's step, so a resumed run goes on exactly. After the ramp the hooks are gone:
-the forward has no extra operation, and the state_dict never had an extra key.
+before the residual add (embeddings are not gated, as in the paper). alpha rises linearly from 0 to
+1 over `steps` optimizer steps and is a pure function of the stage's step, so a resumed run goes on
+exactly. After the ramp the hooks are gone: the forward has no extra operation, and the state_dict
+never had an extra key.
 """
 
 import torch

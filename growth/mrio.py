@@ -6,7 +6,10 @@ lives in their span.
              (growth/rotation.py)
     mrio-lo  per side exp(A) G, A skew (k+1 x k+1), learned; starts at the static G
 
-With one older age it is SRIO, bit for bit. Ages come from the checkpoint's lineage (plan.ages).
+Every angle is exact in its own plane; composed, the new row of R^T sums to less than epsilon (SRIO:
+epsilon itself), so at one epsilon MRIO turns further than SRIO, and epsilon = 0 does not make it
+exact. With one older age it is SRIO, bit for bit. Ages come from the checkpoint's lineage
+(plan.ages).
 """
 
 from functools import reduce

@@ -1,7 +1,8 @@
 """The growth report card: what one growth step did, measured on a fixed probe of tokens.
 
-Everything is computed in float64 on the CPU or the model's device, so that "exact" can be read off
-the numbers: max |delta logit| of an exact operator is round-off, ~1e-14 of the logits' spread.
+Everything is computed in float64 from weights grown in float64, so that "exact" can be read off the
+numbers: max |delta logit| of an exact operator is round-off, ~1e-14 of the logits' spread. (The
+child is stored in its parent's dtype, and rounds to that.)
 """
 
 import torch
@@ -54,7 +55,12 @@ def load(weights, cfg: GPTConfig) -> GPT:
 
 
 def gradient_ratios(plan: Plan, model: GPT, x_bt: torch.Tensor, y_bt: torch.Tensor) -> dict:
-    """RMS gradient of the new entries over that of the old block, per kind of block (claim C8)."""
+    """RMS gradient of the new entries over that of the old block, per kind of block (claim C8).
+
+    Empty where old and new coordinates interleave and no block is old: wider heads, k-fold repeat.
+    """
+    if plan.cfg.heads == "wider" or plan.cfg.operator == "lossless":
+        return {}
     model.zero_grad()
     model(x_bt, y_bt).backward()
     sums = {}
@@ -77,13 +83,18 @@ def gradient_ratios(plan: Plan, model: GPT, x_bt: torch.Tensor, y_bt: torch.Tens
 
 def duplicate_distance(weights: dict, n_layer: int) -> float:
     """The smallest distance between two FFN neurons of one layer, each the unit vector of its
-    incoming and outgoing weights: 0 means two units are copies and will stay so (symmetry lock)."""
+    incoming and outgoing weights: 0 means two units are copies and will stay so (symmetry lock).
+    Two units without any weight are copies too."""
     smallest = float("inf")
     for i in range(n_layer):
-        up_fd, down_df = weights[f"h.{i}.mlp.up.weight"], weights[f"h.{i}.mlp.down.weight"]
-        units = F.normalize(torch.cat([up_fd, down_df.T], 1).double(), dim=1)
+        mlp = {k.removeprefix(f"h.{i}.mlp."): w for k, w in weights.items() if f"h.{i}.mlp" in k}
+        parts = [mlp["up.weight"], mlp.get("gate.weight"), mlp["down.weight"].T]
+        units = torch.cat([w for w in parts if w is not None], 1).double()
+        units = F.normalize(units, dim=1)
+        dead = units.square().sum(1) == 0
         gram = (units @ units.T).fill_diagonal_(-1.0)
-        smallest = min(smallest, (2 - 2 * gram.max()).clamp(min=0).sqrt().item())
+        closest = 0.0 if dead.sum() > 1 else max(2 - 2 * gram.max().item(), 0.0) ** 0.5
+        smallest = min(smallest, closest)
     return smallest
 
 

@@ -58,8 +58,13 @@ def test_paired_difference_equals_scipy_ttest_rel():
 
 def test_pairing_is_by_seed_not_by_order():
     rows = grid(("nrio", "srio"), range(4))
-    expected = table(rows)
-    shuffled = table(list(reversed(rows)))
+    other_order = [r for r in rows if r["variant"] == "nrio"]
+    other_order += [r for r in reversed(rows) if r["variant"] == "srio"]
+    for i, r in enumerate(rows):  # seeds differ, and not evenly: positions would pair wrongly
+        r["metrics"]["val_loss"] += 0.1 * r["seed"] ** 2 + 0.001 * (i % 3)
+    expected, shuffled = table(rows), table(other_order)
+    assert line(shuffled, "srio").d_val == pytest.approx(line(expected, "srio").d_val)
+    assert line(shuffled, "srio").d_val_ci < 0.01
     assert line(shuffled, "srio").d_val_ci == pytest.approx(line(expected, "srio").d_val_ci)
 
 
@@ -515,3 +520,13 @@ def test_command_refuses_in_one_line_and_writes_nothing(tmp_path):
     assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
     assert "full lacks 2" in result.stderr and not (tmp_path / "out").exists()
     assert _run(tmp_path, "--out", tmp_path / "out", "--allow-missing").returncode == 0
+
+
+def test_larger_operators_that_tie_do_not_beat_the_small_one():
+    tie = estimate({0: 0.001, 1: -0.001, 2: 0.0005, 3: -0.0004, 4: 0.0001})
+    better = estimate({seed: -0.02 - 0.001 * seed for seed in range(5)})
+    wide = estimate({0: 0.05, 1: -0.05, 2: 0.02, 3: -0.03, 4: 0.01})
+    assert verdict(tie, +1, 0.01) == "reproduced" and verdict(tie, +1) == "inconclusive"
+    assert verdict(better, +1, 0.01) == "not reproduced"
+    assert verdict(wide, +1, 0.01) == "inconclusive"
+    assert verdict(estimate(dict.fromkeys(range(5), 0.0)), +1) == "identical by construction"

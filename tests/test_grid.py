@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from errors import UserError
 from grid import MAIN, PRESETS, VARIANTS, expand_grid, parse_seeds
+from growth.plan import GrowConfig
 from models.gpt import GPTConfig, count_parameters, flops_per_token
 
-NOT_THE_VARIANT = ("data_seed", "seed", "batch_size", "eval_tokens", "eval_every", "last_tokens")
+# what a variant may change: its budget, its gate, its re-warm-up, the steps learning has paid for
+THE_VARIANT = {"steps", "warmup_steps", "save_every", "gate_steps", "rewarm_steps", "d_old"}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -16,12 +19,38 @@ def test_variants_of_a_seed_differ_in_nothing_but_the_variant(preset):
     runs = expand_grid(preset, list(VARIANTS), [3])
     for stage in {run.stage for run in runs} - {0}:
         same_stage = [run for run in runs if run.stage == stage]
-        for key in NOT_THE_VARIANT:
-            assert len({run.train[key] for run in same_stage}) == 1, key
-        budgets = {r.tokens for r in same_stage if VARIANTS[r.variant].budget == "tokens"}
-        assert len(budgets) == 1
+        for key in set().union(*(run.train for run in same_stage)) - THE_VARIANT:
+            if key == "model":
+                continue
+            assert len({str(run.train[key]) for run in same_stage}) == 1, key
+        warmups = {r.train["warmup_steps"] / r.train["steps"] for r in same_stage}
+        assert max(warmups) - min(warmups - {0}) < 0.02 + 1 / 40  # one share of the steps
         if stage == 1:
             assert {r.needs for r in same_stage if r.grow} == {"parent-s3"}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_learned_operators_pay_for_their_tokens(preset):
+    stage_tokens = {r.stage: r.tokens for r in expand_grid(preset, ["nrio"], [0])}
+    for run in expand_grid(preset, ["ligo", "lrio", "srio-lo"], [0]):
+        if run.grow:
+            learned = run.grow["learn_steps"] * run.grow["learn_batch"]
+            block = run.train["model"]["block_size"]
+            assert run.tokens + learned * block == stage_tokens[run.stage] and learned > 0
+    with pytest.raises(UserError, match="multiple"):
+        expand_grid(preset, ["ligo@learn_steps=101@learn_batch=1"], [0])
+
+
+def test_learning_batches_are_no_stage_s_own(corpus_folder):
+    from data.shards import Corpus
+    from run_ablations import learning_batches
+
+    corpus, cfg = Corpus(corpus_folder), GrowConfig("ligo", learn_steps=1, learn_batch=2)
+    run = expand_grid("mini-chain", ["ligo"], [1])[1]
+    x_bt, y_bt = next(learning_batches(corpus, run, cfg, 16))
+    assert x_bt.shape == y_bt.shape == (2, 16)
+    for stage in range(4):
+        assert not torch.equal(x_bt, corpus.batch_at(0, 1000 + stage, 2, 16)[0])
 
 
 def test_stages_and_seeds_see_different_batches():
