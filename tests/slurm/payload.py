@@ -72,3 +72,19 @@ def add_ranks(out: str, run_id: str, spec: dict) -> None:
     dist.destroy_process_group()
     if os.environ["RANK"] == "0":
         write_json(folder / "done.json", here)
+
+
+def train_until_rank_1_dies(out: str, run_id: str, spec: dict) -> None:
+    """`run_ablations.execute`, but rank 1 is killed when it reads the batch of spec["die_at"]."""
+    import run_ablations
+    from data.shards import Corpus
+
+    original = Corpus.batch_at
+
+    def batch_at(self, step, *arguments):
+        if step == spec["die_at"] and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, step, *arguments)
+
+    Corpus.batch_at = batch_at
+    run_ablations.execute(out, run_id, spec)
