@@ -221,7 +221,8 @@ def make_run(
     if variant.grow:
         batch = {} if "learn_batch" in overrides else {"learn_batch": preset.learn_batch}
         grow_cfg = replace(variant.grow, seed=seed, **batch)
-        wide_config(preset.config(stage - 1), cfg.d_model, grow_cfg)  # refuses what cannot be
+        old, ages = preset.config(stage - 1), preset.widths[: stage - 1]
+        wide_config(old, cfg.d_model, grow_cfg, ages)  # refuses what cannot be
         steps -= learning_steps(grow_cfg, preset.batch_size, steps)
         grow = asdict(grow_cfg)
     family = "parent" if stage == 0 else "grown" if variant.grow else "scratch"

@@ -80,7 +80,7 @@ def grow(
     batches: (x, y) tokens (B, T) for cfg.learn_steps steps; learned operators need them.
     Raises UserError for an unknown operator, an impossible width, or epsilon out of range.
     """
-    new = wide_config(old, d_new, cfg)
+    new = wide_config(old, d_new, cfg, ages)
     plan, learned = plan_gpt(weights, old, new, cfg, ages), None
     new = exact_config(plan, old, new)
     if cfg.operator in LEARNED:
@@ -98,7 +98,9 @@ def grow(
     return Grown(wide, new, plan, learned)
 
 
-def wide_config(old: GPTConfig, d_new: int, cfg: GrowConfig) -> GPTConfig:
+def wide_config(
+    old: GPTConfig, d_new: int, cfg: GrowConfig, ages: tuple[int, ...] = ()
+) -> GPTConfig:
     """The grown model's sizes, without touching a weight; the UserErrors that grow() would raise
     for the operator, the width and epsilon."""
     names = (*OPERATORS, *LEARNED)
@@ -109,6 +111,8 @@ def wide_config(old: GPTConfig, d_new: int, cfg: GrowConfig) -> GPTConfig:
         raise UserError(f"new width {d_new} is the old width; growth needs a larger one")
     for epsilon in (cfg.epsilon, *cfg.epsilons):
         theta(epsilon, old.d_model, d_new, cfg.epsilon_reading)
+    if cfg.operator.startswith("mrio"):  # an older age is narrower: its range of epsilon is too
+        mrio.angles(cfg, (*ages, old.d_model, d_new))
     return new
 
 

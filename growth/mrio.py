@@ -18,7 +18,7 @@ import torch
 
 from errors import UserError
 from growth import nrio, srio
-from growth.plan import Plan
+from growth.plan import GrowConfig, Plan
 from growth.rotation import givens, theta
 from models.axes import Spec
 
@@ -30,13 +30,26 @@ def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
 
 def matrix(plan: Plan) -> torch.Tensor:
     """G (k+1 x k+1, float64) over the ages, oldest first; the oldest age is turned first."""
-    sizes = [b - a for a, b in zip((0, *plan.ages), plan.ages, strict=False)]
-    n_new, n_ages = sizes[-1], len(sizes)
-    turns = []
-    for i, (n, epsilon) in enumerate(zip(sizes, epsilons(plan), strict=False)):
-        angle = theta(epsilon, n, n + n_new, plan.cfg.epsilon_reading)
-        turns.append(givens(angle, n_ages, i))
+    turns = [
+        givens(angle, len(plan.ages), i) for i, angle in enumerate(angles(plan.cfg, plan.ages))
+    ]
     return reduce(lambda done, turn: turn @ done, turns)
+
+
+def angles(cfg: GrowConfig, ages: tuple[int, ...]) -> list[float]:
+    """The angle (radians) of every older age, oldest first; UserError where an epsilon has none."""
+    sizes = [b - a for a, b in zip((0, *ages), ages, strict=False)]
+    n_older, given, n_new = len(ages) - 1, cfg.epsilons, sizes[-1]
+    if given and len(given) != n_older:
+        raise UserError(
+            f"epsilons has {len(given)} values but this model has {n_older} older ages, of widths "
+            f"{', '.join(map(str, ages[:-1]))}; give {n_older}, or none to use epsilon"
+        )
+    each = given or (cfg.epsilon,) * n_older
+    return [
+        theta(epsilon, n, n + n_new, cfg.epsilon_reading)
+        for n, epsilon in zip(sizes, each, strict=False)
+    ]
 
 
 def turn_params(plan: Plan) -> dict[str, torch.Tensor]:
@@ -45,14 +58,3 @@ def turn_params(plan: Plan) -> dict[str, torch.Tensor]:
 
 def turn_maps(plan: Plan, params: dict) -> dict[str, torch.Tensor]:
     return srio.turned(matrix(plan), params)
-
-
-def epsilons(plan: Plan) -> tuple[float, ...]:
-    """One epsilon per older age, oldest first; by default all equal."""
-    n_older, given = len(plan.ages) - 1, plan.cfg.epsilons
-    if given and len(given) != n_older:
-        raise UserError(
-            f"epsilons has {len(given)} values but this model has {n_older} older ages, of widths "
-            f"{', '.join(map(str, plan.ages[:-1]))}; give {n_older}, or none to use epsilon"
-        )
-    return given or (plan.cfg.epsilon,) * n_older

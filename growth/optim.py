@@ -12,8 +12,9 @@ of Net2Net's W/count_in it is G/count_out). It is the true gradient exactly when
 symmetric and fills are silent; tests/test_optim.py compares it with autograd.
 
 Second moments go through the squares of the same factors (an off-diagonal product counts as
-uncorrelated). Blocks that a policy filled come from no old gradient: first moment 0, second moment
-the mean along the axis, so that the kept step count cannot make their first updates too long.
+uncorrelated). Blocks that a policy filled, convex and tiled ones too, are treated as new: first
+moment 0, second moment the mean along the axis, so that the kept step count cannot make their first
+updates too long.
 
     reset       nothing is kept
     transfer    both moments through the maps, step kept

@@ -1,5 +1,7 @@
 """A child checkpoint: cumulative costs, lineage, carried Adam state; and its report card."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
@@ -101,6 +103,53 @@ def test_rotated_gains_raise_the_gradient_ratio_of_new_blocks():
         assert (
             rotated["gradient_rms_new_to_old"][kind] > 1.1 * kept["gradient_rms_new_to_old"][kind]
         )
+
+
+def test_card_quantities_by_hand():
+    """KL(old || new) and the RMS ratio, computed again without the card's code."""
+    weights = {k: v.detach() for k, v in GPT(CFG, seed=1).double().named_parameters()}
+    grown = grow(weights, CFG, 12, GrowConfig("nrio", std=0.5))
+    x_bt = torch.randint(48, (2, 17), generator=torch.Generator().manual_seed(3))
+    x_bt, y_bt = x_bt[:, :-1], x_bt[:, 1:]
+    found = report_card(grown.plan, CFG, grown.weights, grown.cfg, x_bt, y_bt)
+    small, large = (GPT(cfg, seed=None).double() for cfg in (CFG, grown.cfg))
+    small.load_state_dict(weights)
+    large.load_state_dict(grown.weights)
+    p, q = small(x_bt).softmax(-1), large(x_bt).softmax(-1)
+    forward, backward = (p * (p / q).log()).sum(-1).mean(), (q * (q / p).log()).sum(-1).mean()
+    assert found["kl"] == pytest.approx(forward.item(), rel=1e-9)
+    assert abs(forward - backward) / forward > 1e-3  # the direction matters
+    large(x_bt, y_bt).backward()
+    new, old = [], []
+    for block in large.h:
+        for linear, (o, i) in ((block.mlp.up, (32, 8)), (block.mlp.down, (8, 32))):
+            mask = torch.zeros_like(linear.weight, dtype=torch.bool)
+            mask[:o, :i] = True
+            new += [linear.weight.grad[~mask], linear.bias.grad[o:]]
+            old += [linear.weight.grad[mask], linear.bias.grad[:o]]
+    ratio = torch.cat(new).square().mean().sqrt() / torch.cat(old).square().mean().sqrt()
+    assert found["gradient_rms_new_to_old"]["ffn"] == pytest.approx(ratio.item(), rel=1e-9)
+
+
+def test_float32_parents_are_judged_in_float64(tmp_path):
+    weights = {k: v.detach() for k, v in GPT(CFG, seed=1).named_parameters()}
+    meta = {"config": asdict(CFG), "lineage": []}
+    checkpoint.save(tmp_path / "p", weights, meta)
+    for operator, exact in (("pad", True), ("nrio", False)):
+        record = grow_checkpoint(tmp_path / "p", tmp_path / operator, 12, GrowConfig(operator))
+        assert record["report"]["exact"] is exact
+        stored = checkpoint.load(tmp_path / operator).model
+        assert {w.dtype for w in stored.values()} == {torch.float32}
+
+
+def test_ages_of_any_history(tmp_path):
+    weights = {k: v.detach() for k, v in GPT(CFG, seed=1).named_parameters()}
+    entry = {"d_model": 8}
+    checkpoint.save(tmp_path / "a", weights, {"config": asdict(CFG), "lineage": [entry, entry]})
+    grow_checkpoint(tmp_path / "a", tmp_path / "b", 12, GrowConfig("mrio"))  # trained twice at 8
+    m = grow_checkpoint(tmp_path / "b", tmp_path / "m", 16, GrowConfig("mrio"))  # never at 12
+    s = grow_checkpoint(tmp_path / "b", tmp_path / "s", 16, GrowConfig("srio"))
+    assert m["report"]["loss"][1] != s["report"]["loss"][1]
 
 
 def test_copies_are_seen_as_copies():

@@ -139,3 +139,12 @@ def test_flops_by_hand():
     forward = 2 * weights + 14 * 4 * 256 * 256
     assert flops_per_token(cfg) == 3 * forward == 154_265_088
     assert 23.9e6 < count_parameters(cfg) < 24.1e6
+
+
+def test_mrio_refuses_what_an_older_age_cannot_do():
+    """72 -> 96 after 48 -> 72: the age of width 24 bounds epsilon by sqrt(1 + 24/24)."""
+    expand_grid("mini-chain", ["mrio@epsilon=1.4"], [0])
+    with pytest.raises(UserError, match="epsilon is 1.5"):
+        expand_grid("mini-chain", ["mrio@epsilon=1.5"], [0])
+    with pytest.raises(UserError, match="2 values"):
+        expand_grid("tiny", ["mrio@epsilons=0.1,0.2"], [0])
