@@ -19,6 +19,8 @@ class UserError(Exception):
 
 def exit_on_user_error(main: Callable[[], object]) -> None:
     """Run `main`; a UserError, a full disk or an unusable path becomes one line, exit 2."""
+    if hasattr(sys.stdout, "reconfigure"):  # a name that is no Unicode can still be printed
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
     except UserError as error:

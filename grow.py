@@ -11,6 +11,7 @@ approximate.
 """
 
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import tyro
 
 import checkpoint
 from errors import UserError, exit_on_user_error, read_command_line
-from growth.apply import LEARNED, plan_gpt
+from growth.apply import LEARNED, plan_gpt, wide_config
 from growth.child import grow_checkpoint
 from growth.exact import exact_config, new_head_dim
 from growth.folder import Growth, grow_folder, plan_folder
@@ -27,6 +28,8 @@ from growth.plan import GrowConfig
 from growth.report import print_card
 from models import hf, hf_folder
 from models.gpt import GPT, count_parameters
+
+MAX_WIDTH = 1_000_000  # far beyond any model
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ def check_places(args: GrowArgs) -> None:
             f"factor {args.factor:g} and width {args.width}: give exactly one of --factor F > 1 "
             f"and --width N"
         )
+    if not (args.factor < math.inf and args.width <= MAX_WIDTH):
+        raise UserError(
+            f"factor {args.factor:g}, width {args.width}: the new width must be at most {MAX_WIDTH}"
+        )
     if not 0 < args.shard_gb < math.inf:
         raise UserError(f"--shard-gb is {args.shard_gb}; it must be a finite number above 0")
     src, out = args.src.resolve(), args.out.resolve()
@@ -90,6 +97,8 @@ def new_width(args: GrowArgs, d_old: int) -> int:
     if args.width:
         return args.width
     width = d_old * args.factor
+    if width > MAX_WIDTH:
+        raise UserError(f"factor {args.factor:g} gives width {width:g}, more than {MAX_WIDTH}")
     if not (width == round(width) and width > d_old):
         low = max(int(width), d_old + 1)
         raise UserError(
@@ -119,6 +128,17 @@ def settings(args: GrowArgs, d_old: int, d_new: int) -> GrowConfig:
     )
 
 
+def check_room(out: Path, parameters: int) -> None:
+    """The new weights fit on the disk, at 2 bytes a parameter at least."""
+    place = next(path for path in out.resolve().parents if path.is_dir())
+    free = shutil.disk_usage(place).free
+    if 2 * parameters > free:
+        raise UserError(
+            f"{out}: {parameters:,} parameters need {2e-9 * parameters:,.0f} GB at least, "
+            f"{free / 1e9:,.0f} GB are free; choose a smaller width or another disk"
+        )
+
+
 # ---- Hugging Face folders
 
 
@@ -135,6 +155,7 @@ def grow_hugging_face(args: GrowArgs) -> None:
         print_shapes(old, growth.shapes)
         print_notes(growth)
         return
+    check_room(args.out, sum(s.numel() for s in growth.shapes.values()))
     report = grow_folder(growth, args.out, args.force, args.shard_gb, args.card)
     print_report(report)
     print(f"wrote {args.out}")
@@ -205,6 +226,8 @@ def grow_ours(args: GrowArgs) -> None:
         print_shapes({name: t.shape for name, t in ckpt.model.items()}, wide)
         assert count_parameters(new) == sum(shape.numel() for shape in wide.values())
         return
+    new = wide_config(old, d_new, cfg)
+    check_room(args.out, count_parameters(new))
     print_card(grow_checkpoint(args.src, args.out, d_new, cfg, force=args.force)["report"])
     print(f"wrote {args.out}")
 

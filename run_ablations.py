@@ -81,8 +81,8 @@ def main() -> None:
     names = list(grid.VARIANTS) if names == ["all"] else list(dict.fromkeys(names))
     runs = grid.expand_grid(name, names, grid.parse_seeds(args.seeds, preset.seeds))
     out = (args.out or ROOT / "runs" / name).resolve()
-    if args.jobs < 0:
-        raise UserError(f"--jobs is {args.jobs}; it must be 0 (one per core or GPU) or more")
+    if not 0 <= args.jobs <= 1024:
+        raise UserError(f"--jobs is {args.jobs}; it must be 0 (one per core or GPU) to 1024")
     if args.dry_run:
         return print_budget(name, preset, runs, n_jobs(args.jobs))
     if args.publish:
@@ -296,10 +296,12 @@ def is_done(out: Path, run_id: str) -> bool:
 
 
 def read_row(path: Path) -> dict:
+    import checkpoint
+
     try:
-        row = json.loads(path.read_text(encoding="utf-8"))
+        row = checkpoint.read_json(path)
         return {key: row[key] for key in row if key} | {"status": row["status"]}
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (UserError, KeyError):
         raise UserError(f"{path} is no result row; delete it and run the grid again") from None
 
 

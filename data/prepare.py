@@ -8,6 +8,7 @@ place under a temporary name and renamed at the end. Memory does not grow with t
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -137,12 +138,12 @@ def _check(config: PrepareConfig) -> None:
     parse_spec(config.tokenizer)
     if not 0 < config.val_fraction <= 0.5:
         raise UserError(f"val_fraction is {config.val_fraction}; it must be above 0, at most 0.5")
-    for name, low in (("shard_tokens", 1000), ("block_size", 1)):
-        if getattr(config, name) < low:
-            raise UserError(f"{name} is {getattr(config, name)}; it must be >= {low}")
-    if not config.limit_mb >= 0:
+    for name, low, high in (("shard_tokens", 1000, 10**10), ("block_size", 1, 10**9)):
+        if not low <= getattr(config, name) <= high:
+            raise UserError(f"{name} is {getattr(config, name)}; it must be in {low}..{high}")
+    if not 0 <= config.limit_mb < math.inf:
         raise UserError(f"limit_mb is {config.limit_mb}; it must be >= 0 (0 reads everything)")
-    if not config.bpe_train_mb > 0:
+    if not 0 < config.bpe_train_mb < math.inf:
         raise UserError(f"bpe_train_mb is {config.bpe_train_mb}; it must be > 0")
 
 

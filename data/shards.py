@@ -62,6 +62,8 @@ def _manifest_problem(manifest: object) -> str | None:
     vocab, eot = manifest.get("vocab_size"), manifest.get("eot")
     if not _is_count(vocab) or not 1 <= vocab <= 65535:
         return f"vocab_size is {vocab!r}, not in 1..65535"
+    if "eot" not in manifest:
+        return "eot is missing"
     if eot is not None and not (_is_count(eot) and eot < vocab):
         return f"eot is {eot!r}, not below vocab_size {vocab}"
     tokenizer, shards = manifest.get("tokenizer"), manifest.get("shards")

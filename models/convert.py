@@ -9,6 +9,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 import tyro
 
 import checkpoint
@@ -50,7 +51,8 @@ def convert(cfg: ConvertConfig) -> None:
     if source.raw["model_type"] != "gpt2":
         raise UserError(f"{cfg.source} is a {source.raw['model_type']}, not a gpt2")
     weights, ours = from_gpt2({n: source.weights[n] for n in source.weights}, source.config)
-    assert weights.keys() == GPT(ours, seed=None).state_dict().keys()
+    with torch.device("meta"):
+        checkpoint.check_weights(GPT(ours, seed=None).state_dict(), weights, str(cfg.source))
     checkpoint.save(cfg.out, weights, {"config": asdict(ours), "step": 0}, force=cfg.force)
 
 

@@ -148,7 +148,7 @@ class Sizes:
 
 
 def family_of(model_type: str) -> Family:
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UserError(
             f"model_type {model_type!r} is not supported; supported: {', '.join(FAMILIES)}. Add "
             f"its axis table in models/axes.py and its facts in models/hf.py"

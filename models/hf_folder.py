@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ BUFFERS = re.compile(  # constants that old checkpoints store and current code c
     r".*\b((attn|attention)\.(masked_)?bias|rotary_emb\.inv_freq|position_ids|token_type_ids|"
     r"EncDecAttention\.relative_attention_bias\.weight)$"
 )
+MAX_LAYERS = 1000
 FLOATS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -103,8 +105,7 @@ def open_folder(path: Path, allow_pickle: bool = False) -> Folder:
     weights = Weights(names, read, getattr(config, family.heads))
     tied = drop_tied_copies(path, raw, config, family, weights)
     weights.specs = specs(raw["model_type"], weights, family.prefix)
-    with torch.device("meta"):
-        model = model_class(raw, family)(config)
+    model = empty_model(path, model_class(raw, family), config)
     check_shapes(path, model, family, weights)
     check_complete(path, model, family, weights, tied)
     return Folder(path, raw, config, family, weights, weights.specs, tied)
@@ -116,7 +117,7 @@ def read_config(path: Path) -> dict:
         raise UserError(f"{path} has no config.json: neither a Hugging Face model nor a checkpoint")
     try:
         raw = json.loads(file.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is no JSON ({error})") from None
     if not isinstance(raw, dict):
         raise UserError(f"{file} holds no JSON object")
@@ -158,7 +159,7 @@ def indexed(path: Path, index: str) -> dict[str, str]:
     try:
         stored = json.loads((path / index).read_text())["weight_map"]
         stored = {str(name): str(file) for name, file in stored.items()}
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UserError(f"{path / index} is no shard index ({error!r})") from None
     shards = sorted(set(stored.values()))
     if any("/" in shard or shard.startswith("..") for shard in shards):
@@ -298,6 +299,19 @@ def check_complete(
 def aliases(name: str, family: hf.Family) -> tuple[str, str, str]:
     """A tensor's name with the head, and in a bare model."""
     return name, family.prefix + name, name.removeprefix(family.prefix)
+
+
+def empty_model(path: Path, cls: type, config) -> torch.nn.Module:
+    """The model that a config describes, without memory for its weights."""
+    layers = getattr(config, "num_hidden_layers", 1)
+    if isinstance(layers, int) and layers > MAX_LAYERS:
+        raise UserError(f"{path}/config.json says {layers} layers; at most {MAX_LAYERS} are read")
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about sizes of 0, which check_shapes refuses
+            return cls(config)
+    except Exception as error:  # noqa: BLE001 - what a config may hold has no end
+        raise UserError(f"{path}/config.json: no {cls.__name__} can be built ({error})") from None
 
 
 def model_class(raw: dict, family: hf.Family):

@@ -216,7 +216,7 @@ def test_default_out_names_source_and_tokenizer():
         ({"val_fraction": 0.0}, "above 0, at most 0.5"),
         ({"val_fraction": float("nan")}, "above 0, at most 0.5"),
         ({"val_fraction": 0.7}, "above 0, at most 0.5"),
-        ({"shard_tokens": 10}, "shard_tokens is 10; it must be >= 1000"),
+        ({"shard_tokens": 10}, "shard_tokens is 10; it must be in 1000"),
         ({"block_size": 0}, "block_size is 0"),
         ({"limit_mb": -1}, "limit_mb is -1"),
         ({"limit_mb": float("nan")}, "limit_mb is nan"),

@@ -86,7 +86,18 @@ def claim(out: Path, identity: dict) -> dict | None:
         shown = ", ".join(f"{k} ({theirs.get(k)} there, {ours.get(k)} here)" for k in keys[:4])
         more = f" and {len(keys) - 4} more" if len(keys) > 4 else ""
         raise UserError(f"{out} belongs to a run with another {shown}{more}; choose another --out")
-    return checkpoint.read_json(out / "done.json") if (out / "done.json").exists() else None
+    return read_summary(out / "done.json") if (out / "done.json").exists() else None
+
+
+def read_summary(path: Path) -> dict:
+    """done.json with what its readers count on; else a UserError."""
+    done = checkpoint.read_json(path)
+    metrics, speed = done.get("metrics"), done.get("tokens_per_s")
+    loss = metrics.get("val_loss") if isinstance(metrics, dict) else None
+    good = {"done": isinstance(loss, float), "diverged": isinstance(metrics, dict)}
+    if not good.get(str(done.get("status"))) or not isinstance(speed, (int, float)):
+        raise UserError(f"{path} is no summary of a run; delete it and run the same command again")
+    return done
 
 
 def flatten(tree: dict, prefix: str = "") -> dict:
