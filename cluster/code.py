@@ -5,19 +5,21 @@ import os
 import subprocess
 from pathlib import Path
 
-from cluster.job import read_json, write_json
+from cluster.job import read_json, sweep, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUTS = ("runs", "out", "corpora")
 
 
 def snapshot(out: Path) -> Path:
-    """Copy the program's *.py to `<out>/code/<hash of them>`; returns that folder."""
+    """Copy the program's *.py to `<out>/code/<hash of them>`; returns that folder. The caller
+    holds the scheduler's lock."""
     sources = {path: (ROOT / path).read_bytes() for path in _sources()}
     digest = hashlib.sha256(repr(sorted(sources.items())).encode()).hexdigest()[:12]
     folder = out / "code" / digest
     if folder.exists():
         return folder
+    sweep(folder)
     temporary = out / "code" / f".{digest}.{os.getpid()}"
     for path, content in sources.items():
         (temporary / path).parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -73,6 +74,7 @@ class RunJob:
         if env.global_rank > 0:  # only the first task holds the lock and writes notes
             return self._execute(requeue)
         with hold(job_folder(self.out, self.run_id) / "lock"):
+            sweep(state_file(self.out, self.run_id))
             try:
                 self._note("running")
                 self._execute(requeue)
@@ -166,10 +168,16 @@ def write_json(path: Path, data: dict) -> None:
     os.replace(temporary, path)
 
 
+def sweep(path: Path) -> None:
+    """Remove what killed writers of `path` left beside it; the caller holds the lock."""
+    for rest in path.parent.glob(f".{path.name}.*"):
+        shutil.rmtree(rest) if rest.is_dir() else rest.unlink(missing_ok=True)
+
+
 def read_json(path: Path) -> dict:
     """The file's data, {} if there is no such file."""
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text()) if path.is_file() or not path.exists() else None
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError):

@@ -6,12 +6,12 @@ import shlex
 import shutil
 import subprocess
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import submitit
-import tomllib
 from submitit.helpers import clean_env, environment_variables
 
 from cluster.code import code_env, snapshot
@@ -27,6 +27,7 @@ from cluster.job import (
     outcome,
     read_json,
     state_file,
+    sweep,
     write_json,
 )
 from cluster.local import thread_env
@@ -91,8 +92,10 @@ def load_config(path: Path | None) -> SlurmConfig:
     try:
         text = Path(path).read_text()
         data = json.loads(text) if str(path).endswith(".json") else tomllib.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: {error}; write TOML or JSON, see slurm/config.toml") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} holds a {type(data).__name__}, not named settings; see slurm/")
     types = {f.name: type(getattr(SlurmConfig(), f.name)) for f in fields(SlurmConfig)}
     for name, value in data.items():
         if name not in types:
@@ -119,6 +122,7 @@ def submit_slurm(
     """
     out = Path(out).resolve()
     with hold(out / "jobs" / "scheduler.lock", wait_s=2):
+        sweep(out / "slurm_jobs.json")
         record, code = read_json(out / "slurm_jobs.json"), snapshot(out)
         ids = {run_id: record[run_id]["job_id"] for run_id in _queue(record)}
         todo = longest_first([j for j in jobs if j.run_id not in ids and not is_done(j.run_id)])

@@ -141,6 +141,16 @@ def test_longest_chain_first_and_parents_before_children():
         job.longest_first([Job("a", needs=("b",)), Job("b", needs=("a",))])
 
 
+def test_what_killed_writers_left_is_removed(tmp_path):
+    version = cluster.snapshot(tmp_path / "elsewhere").name
+    rests = ["jobs/run/.state.json.99", f"code/.{version}.99/train.py"]
+    for rest in rests:
+        (tmp_path / rest).parent.mkdir(parents=True)
+        (tmp_path / rest).write_text("{")
+    assert run(tmp_path, Job("run"))["run"].state == "done"
+    assert not [path for path in tmp_path.rglob(".*")]
+
+
 # ---- code copies
 
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,6 +156,8 @@ def check_equals_one_process(cfg: TrainConfig, whole: TrainConfig) -> None:
         assert x == pytest.approx(y, abs=1e-9)
     theirs = json.loads((cfg.out / "done.json").read_text())
     assert theirs["tokens"] == summary["tokens"] and theirs["flops"] == summary["flops"]
+    seconds = a.meta["state"]["train_s"]  # throughput counts the tokens of all processes
+    assert theirs["tokens_per_s"] == pytest.approx(theirs["tokens"]["stage"] / seconds)
     assert theirs["metrics"] == pytest.approx(summary["metrics"], abs=1e-9)
 
 
@@ -180,6 +183,33 @@ def test_a_signal_at_one_process_stops_both_and_one_process_can_go_on(tmp_path, 
     assert checkpoint.newest(cfg.out).meta["step"] == 8
     train(cfg)
     check_equals_one_process(cfg, replace(cfg, out=tmp_path / "whole", run_id="run"))
+
+
+def test_gradients_are_exchanged_once_per_step(tmp_path, corpus_folder):
+    """no_sync covers forward and backward of all micro-batches but the last."""
+    seen = []
+
+    class Net(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model, self.silent = model, False
+
+        @contextmanager
+        def no_sync(self):
+            self.silent = True
+            yield
+            self.silent = False
+
+        def forward(self, *batch):
+            seen.append(("forward", self.silent))
+            loss = self.model(*batch)
+            loss.register_hook(lambda _: seen.append(("backward", self.silent)))
+            return loss
+
+    cfg = replace(config(tmp_path, corpus_folder), micro_batch=2)
+    run = make_run(cfg, Place(size=2, rank=1, dtype="float64"))
+    train_module.gradients(run, Net(run.model), 0)
+    assert seen == [("forward", True), ("backward", True), ("forward", False), ("backward", False)]
 
 
 def test_place_comes_from_torchrun_or_srun(monkeypatch):

@@ -11,6 +11,8 @@ import pytest
 import cluster
 from tests.slurm.one_node import OneNodeSlurm, obstacle
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture(scope="session")
 def slurm():
@@ -69,6 +71,12 @@ class Grid:
         subprocess.run(["scancel", f"--signal={name}", self.job_id(run_id)], check=True)
 
 
+def sbatch(script: str, *arguments: object, folder: Path) -> str:
+    """Submit slurm/<script> from `folder`; returns the job's id."""
+    command = ["sbatch", "--parsable", "--cpus-per-task=1", ROOT / "slurm" / script, *arguments]
+    return subprocess.check_output(list(map(str, command)), cwd=folder, text=True).strip()
+
+
 def wait_for(condition: Callable[[], object], seconds: float, describe: Callable) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -79,3 +87,11 @@ def wait_for(condition: Callable[[], object], seconds: float, describe: Callable
 @pytest.fixture
 def grid(slurm, tmp_path) -> Grid:
     return Grid(tmp_path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def timed_out(slurm, tmp_path_factory) -> Grid:
+    """A run with a limit of one minute, started first: the other tests run meanwhile."""
+    grid = Grid(tmp_path_factory.mktemp("timed_out"))
+    grid.submit(cluster.Job("run", {"steps": 1000, "sleep": 0.2}), minutes=1, signal_s=5)
+    return grid

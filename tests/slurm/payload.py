@@ -56,24 +56,6 @@ def _load(folder: Path) -> tuple[int, list[dict]]:
     return saved["step"], saved["starts"]
 
 
-def add_ranks(out: str, run_id: str, spec: dict) -> None:
-    """Two or more tasks: all-reduce of rank + 1 over gloo; every rank writes what it got."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    total = torch.tensor([dist.get_rank() + 1.0])
-    dist.all_reduce(total)
-    folder = Path(out) / run_id
-    folder.mkdir(exist_ok=True)
-    here = {"sum": total.item(), "world": dist.get_world_size(), "local": os.environ["LOCAL_RANK"]}
-    write_json(folder / f"rank{dist.get_rank()}.json", here)
-    dist.barrier()
-    dist.destroy_process_group()
-    if os.environ["RANK"] == "0":
-        write_json(folder / "done.json", here)
-
-
 def train_until_rank_1_dies(out: str, run_id: str, spec: dict) -> None:
     """`run_ablations.execute`, but rank 1 is killed when it reads the batch of spec["die_at"]."""
     import run_ablations

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,14 +15,12 @@ import run_ablations
 from cluster import Job
 from crash_test import without_clock
 from grid import PRESETS, expand_grid
-from tests.slurm.conftest import wait_for
-from tests.slurm.test_slurm import sbatch
+from tests.slurm.conftest import sbatch, wait_for
 from tests.test_train import at_batch, crash
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.xdist_group("slurm")]
 VARIANTS = ["scratch", "nrio", "srio"]
 OF_THE_CALL = ("command", "commit", "dirty")
-SIGNALLED = ("parent-s0", "scratch-s0")
 
 
 def write_texts(folder: Path) -> Path:
@@ -42,6 +41,11 @@ def make_spec(run, data: Path, **more) -> dict:
 def row(out: Path, run_id: str) -> dict:
     found = json.loads((out / "rows" / f"{run_id}.json").read_text())
     return {k: v for k, v in without_clock(found).items() if k not in OF_THE_CALL}
+
+
+def states(out: Path, runs: list) -> dict[str, cluster.Status]:
+    jobs = run_ablations.make_jobs(runs, {})
+    return cluster.status(out, jobs, lambda run_id: run_ablations.is_done(out, run_id))
 
 
 def job_id(out: Path, run_id: str) -> str:
@@ -78,20 +82,26 @@ def test_grid_is_submitted_requeued_and_ends_like_a_local_one(slurm, tmp_path, m
         run_ablations.execute(str(tmp_path / "here"), run.run_id, make_spec(run, data))
 
     log = tmp_path / f"ablate-{started}.out"
-    wait_for((out / "slurm_jobs.json").exists, 60, log.read_text)
-    table = signal_and_wait(out, runs, lambda: main("--status", *grid))
+    wait_for(lambda: len(cluster.read_json(out / "slurm_jobs.json")) == 4, 60, log.read_text)
+    signaller = threading.Thread(target=signal_one, args=(out, runs), daemon=True)
+    signaller.start()
+    wait_for(lambda: states(out, runs)["parent-s0"].state == "running", 60, log.read_text)
+    table = main("--status", *grid)
     assert line_of("parent-s0", table)[1] == "running"
     assert line_of("srio-s0", table)[1:3] == ["queued", "Dependency"]
     assert "1 running, 3 queued of 4" in table or "2 running, 2 queued of 4" in table
 
+    wait_for(
+        lambda: all(run_ablations.is_done(out, run.run_id) for run in runs), 120, log.read_text
+    )
+    signaller.join()
+    assert restarts(out, runs) >= 1
     table = main("--status", *grid)
     assert "4 done of 4" in table and (out / "table.csv").exists()
     for run in runs:
         assert row(out, run.run_id) == row(tmp_path / "here", run.run_id)
         shown = line_of(run.run_id, table)
         assert shown[1:3] == ["done", "-"] and Path(shown[3]).exists()
-    notes = [cluster.read_json(cluster.job_folder(out, run.run_id) / "state.json") for run in runs]
-    assert sum(note["restarts"] for note in notes) >= 1
 
     diverged = out / "rows" / "nrio-s0.json"
     bad = {"status": "diverged", "reason": "loss is nan at step 12"}
@@ -106,20 +116,20 @@ def test_grid_is_submitted_requeued_and_ends_like_a_local_one(slurm, tmp_path, m
     assert line_of("nrio-s0", main("--status", *grid))[1] == "failed"
 
 
-def signal_and_wait(out: Path, runs: list, status) -> str:
-    """USR2 to SIGNALLED while they train; until all are done. The table while the parent ran."""
-    told, table, end = set(), "", time.monotonic() + 120
-    while not all(run_ablations.is_done(out, run.run_id) for run in runs):
-        assert time.monotonic() < end, status()
-        if not table:
-            seen = status()
-            table = seen if "running" in line_of("parent-s0", seen) else ""
-        for run_id in set(SIGNALLED) - told:
+def restarts(out: Path, runs: list) -> int:
+    files = [cluster.job_folder(out, run.run_id) / "state.json" for run in runs]
+    return sum(cluster.read_json(file).get("restarts", 0) for file in files)
+
+
+def signal_one(out: Path, runs: list) -> None:
+    """USR2 to every run that trains, until one has been requeued or all are done."""
+    told = set()
+    while not (restarts(out, runs) or all(run_ablations.is_done(out, r.run_id) for r in runs)):
+        for run_id in {run.run_id for run in runs} - told:
             if (out / "runs" / run_id / "progress.json").exists():
                 told.add(run_id)
-                subprocess.run(["scancel", "--signal=USR2", job_id(out, run_id)], check=True)
-        time.sleep(0.05)
-    return table
+                subprocess.run(["scancel", "--signal=USR2", job_id(out, run_id)], check=False)
+        time.sleep(0.02)
 
 
 def test_rank_that_dies_ends_the_run_and_any_number_of_ranks_goes_on(

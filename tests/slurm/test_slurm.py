@@ -9,7 +9,7 @@ import pytest
 import cluster
 from cluster import Job
 from errors import UserError
-from tests.slurm.conftest import Grid, wait_for
+from tests.slurm.conftest import Grid, sbatch, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
@@ -89,13 +89,6 @@ def test_run_outlives_the_death_of_slurmd(grid, slurm):
     assert len(grid.count("run")["starts"]) == 1
 
 
-def test_two_tasks_by_srun_are_two_ranks(grid):
-    grid.submit(Job("ddp"), target="add_ranks", tasks_per_node=2, gpus_per_node=2)
-    grid.wait("ddp", "done")
-    ranks = [cluster.read_json(grid.out / "ddp" / f"rank{i}.json") for i in range(2)]
-    assert ranks == [{"sum": 3.0, "world": 2, "local": str(i)} for i in range(2)]
-
-
 def test_queued_run_uses_the_code_of_its_submission(grid, tmp_path, monkeypatch):
     root = tmp_path / "repository"
     copy_sources(root)
@@ -122,23 +115,6 @@ def test_refused_submission_is_a_user_error(grid):
         grid.submit(Job("run"), partition="nowhere")
 
 
-def sbatch(script: str, *arguments: object, folder: Path) -> str:
-    """Submit slurm/<script> from `folder`; returns the job's id."""
-    command = ["sbatch", "--parsable", "--cpus-per-task=1", ROOT / "slurm" / script, *arguments]
-    return subprocess.check_output(list(map(str, command)), cwd=folder, text=True).strip()
-
-
-def job_state(job_id: str) -> str:
-    command = ["squeue", "-h", "-t", "all", "-o", "%T", "-j", job_id]
-    return subprocess.check_output(command, text=True).strip()
-
-
-def test_ablate_sh_finds_the_repository_from_any_folder(slurm, tmp_path):
-    job_id = sbatch("ablate.sh", "--list", folder=tmp_path)
-    wait_for(lambda: job_state(job_id) == "COMPLETED", 60, lambda: job_state(job_id))
-    assert "nrio" in (tmp_path / f"ablate-{job_id}.out").read_text()
-
-
 def test_train_sh_trains_two_ranks_and_comes_back_after_a_signal(slurm, tmp_path, corpus_folder):
     model = {"vocab_size": 48, "block_size": 16, "n_layer": 1, "n_head": 2, "head_dim": 4}
     model = {f"model.{name}": value for name, value in model.items()} | {"model.d_model": 8}
@@ -151,14 +127,6 @@ def test_train_sh_trains_two_ranks_and_comes_back_after_a_signal(slurm, tmp_path
     subprocess.run(["scancel", "--signal=USR2", job_id], check=True)
     wait_for((run / "done.json").exists, 90, log.read_text)
     assert "SIGUSR2 at step" in log.read_text()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def timed_out(slurm, tmp_path_factory):
-    """A run with a limit of one minute, started first: the other tests run meanwhile."""
-    grid = Grid(tmp_path_factory.mktemp("timed_out"))
-    grid.submit(Job("run", {"steps": 1000, "sleep": 0.2}), minutes=1, signal_s=5)
-    return grid
 
 
 def test_timed_out_run_is_requeued_and_goes_on(timed_out):
