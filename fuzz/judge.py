@@ -1,0 +1,274 @@
+"""One bad input, one process, one verdict: refused in one useful line, ran correctly, or a fault.
+
+Each case runs in a fork of this process, which has everything imported already, with the limits of
+the kernel on CPU time and memory, and under an audit hook that sees every file it opens for
+writing, every folder it makes and every class that a pickle asks for. The same case can run as a
+real command instead; then imports count, too.
+"""
+
+import importlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from errors import exit_on_user_error
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU_S = 5  # seconds of CPU time a case may take
+MEMORY_MB = 1000  # a case may allocate on top of what its imports hold
+WALL_S = 30.0  # for a case that sleeps instead of working
+MAX_LINE = 1300  # characters of an error line
+
+
+@dataclass(frozen=True)
+class Case:
+    """A bad input. `make` writes it into the case's own empty folder, where `call` then runs.
+
+    call: "train:main" with arguments as a command line, or "module:function" with one path.
+    blames: the error line must hold one of these. check: raises where a run that ended well ended
+    wrong; None: the input must be refused. writes: what a good run may write.
+    """
+
+    group: str
+    name: str
+    call: str
+    arguments: tuple[str, ...]
+    blames: tuple[str, ...]
+    make: Callable[[Path], object] = lambda folder: None
+    check: Callable[[Path], object] | None = None
+    writes: tuple[str, ...] = ()
+
+    @property
+    def is_command(self) -> bool:
+        return self.call.endswith(":main")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a case ended. fault: "" or what is wrong; line: what the user read."""
+
+    case: Case
+    outcome: str  # refused | ran
+    fault: str
+    line: str
+    cpu_s: float
+    memory_mb: float
+
+    def record(self) -> dict:
+        """As it stands in the report."""
+        found = {"group": self.case.group, "name": self.case.name, "outcome": self.outcome}
+        found |= {"line": self.line, "cpu_s": round(self.cpu_s, 2)}
+        found |= {"memory_mb": round(self.memory_mb)}
+        return found | ({"fault": self.fault} if self.fault else {})
+
+
+def judge(case: Case, place: Path, real: bool = False) -> Verdict:
+    """Run `case` in the new folder `place`/case, with its notes beside it; both are removed."""
+    folder, notes = place / "case", place / "notes"
+    for path in (folder, notes):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+    case.make(folder)
+    before = listing(folder)
+    status, usage = (start_command if real else fork)(case, folder, notes)
+    code = os.waitstatus_to_exitcode(status)
+    said = on_screen((notes / "stderr").read_bytes().decode(errors="backslashreplace"))
+    outcome = "ran" if code == 0 else "refused"
+    after = listing(folder)
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    changed -= set(IGNORED)
+    audit = (notes / "audit").read_text().splitlines() if (notes / "audit").exists() else []
+    held = notes / "held_kb"  # what the child holds when it starts, libraries and all
+    memory_mb = (usage.ru_maxrss - int(held.read_text() if held.exists() else 0)) / 1024
+    fault = (
+        exit_fault(case, code, said)
+        or (outcome == "refused" and line_fault(case, said))
+        or write_fault(case, outcome, changed)
+        or next(iter(audit), "")
+        or (memory_mb > MEMORY_MB and not real and f"allocated {memory_mb:.0f} MB")
+        or ""
+    )
+    line = said.strip().splitlines()[-1] if said.strip() and outcome == "refused" else ""
+    line = line.replace(str(folder), "...").replace(str(place), "...")
+    shutil.rmtree(folder)
+    return Verdict(case, outcome, fault, line, usage.ru_utime + usage.ru_stime, memory_mb)
+
+
+def on_screen(text: str) -> str:
+    """What a terminal shows in the end: progress bars that were cleared are gone."""
+    lines = (line.rstrip("\r").split("\r")[-1] for line in text.split("\n"))
+    return "\n".join(line for line in lines if line.strip())
+
+
+IGNORED = ("run/lock",)  # says who holds the folder; every start renews it
+
+
+def exit_fault(case: Case, code: int, said: str) -> str:
+    last = said.strip().splitlines()[-1][:200] if said.strip() else ""
+    if code == -signal.SIGXCPU:
+        return f"took more than {CPU_S} s of CPU time"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    if code not in (0, 2):
+        return f"exit {code}: {last}"
+    if code == 0 and case.check is None:
+        return "was accepted"
+    return ""
+
+
+def line_fault(case: Case, said: str) -> str:
+    lines = said.splitlines()
+    if len(lines) != 1 or not lines[0].startswith("error: "):
+        return f"{len(lines)} lines instead of one that starts with 'error: ': {lines[:3]}"
+    if len(lines[0]) > MAX_LINE:
+        return f"a line of {len(lines[0])} characters"
+    if not any(blame.lower() in lines[0].lower() for blame in case.blames):
+        return f"the line names none of {', '.join(case.blames)}"
+    return ""
+
+
+def write_fault(case: Case, outcome: str, changed: set[str]) -> str:
+    allowed = case.writes if outcome == "ran" else ()
+    wrong = sorted(n for n in changed if not any(n == w or n.startswith(f"{w}/") for w in allowed))
+    return f"{outcome}, but wrote or changed {', '.join(wrong[:3])}" if wrong else ""
+
+
+def listing(folder: Path) -> dict[str, object]:
+    """What lies below a folder: name -> content of files up to 1 MB, size of larger ones."""
+    found: dict[str, object] = {}
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_file():
+            size = path.stat().st_size
+            found[name] = path.read_bytes() if size <= 1 << 20 else size
+        else:
+            found[name] = "folder"
+    return found
+
+
+# ---- the two ways to run
+
+
+def fork(case: Case, folder: Path, notes: Path):
+    """(wait status, resource usage) of the case in a child of this process."""
+    pid = os.fork()
+    if pid == 0:
+        code = 70
+        os.setsid()  # with all that it starts, it can be ended
+        try:
+            code = in_child(case, folder, notes)
+        except BaseException:  # noqa: BLE001 - a traceback is what the judge looks for
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    ended = wait(pid)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    return ended
+
+
+def in_child(case: Case, folder: Path, notes: Path) -> int:
+    """Run the case here; its exit code. Never returns to the caller's code."""
+    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+        handle = os.open(notes / name, os.O_CREAT | os.O_WRONLY)
+        os.dup2(handle, number)
+        stream = open(number, "w", encoding="utf-8", errors=errors, closefd=False)
+        setattr(sys, name, stream)
+    tqdm._instances.clear()  # this process's own bars are not the case's
+    os.chdir(folder)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    (notes / "held_kb").write_text(str(pages * resource.getpagesize() // 1024))
+    limit(CPU_S, MEMORY_MB)
+    watch(folder, notes / "audit")
+    module, function = case.call.split(":")
+    run = getattr(importlib.import_module(module), function)
+    sys.argv = [f"{module.replace('.', '/')}.py", *case.arguments]
+    given = () if case.is_command else (Path(case.arguments[0]),)
+    try:
+        exit_on_user_error(lambda: run(*given))
+        sys.stdout.flush()
+        if case.check:
+            case.check(folder)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0
+
+
+def limit(cpu_s: int, memory_mb: int) -> None:
+    """The kernel ends this process at `cpu_s`, and refuses memory beyond `memory_mb` more."""
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    # address space is reserved in larger pieces than are used (threads, memory maps)
+    most = pages * resource.getpagesize() + 2 * memory_mb * 10**6
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def watch(folder: Path, log: Path) -> None:
+    """From now on, note every write outside `folder` and every class a pickle asks for."""
+    inside = (f"{folder}/", os.devnull, str(log), "/proc")  # nobody can write in /proc
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+    def note(text: str) -> None:
+        handle = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.write(handle, f"{text}\n".encode(errors="backslashreplace"))
+        os.close(handle)
+
+    def hook(event: str, given: tuple) -> None:
+        if event == "pickle.find_class":
+            return note(f"unpickled {given[0]}.{given[1]}")
+        if event == "open":
+            path, _, flags = given
+            wrote = isinstance(flags, int) and flags & writing
+        else:
+            path, wrote = given[0] if given else "", event in CHANGES
+        if wrote and isinstance(path, (str, bytes)):
+            path = os.path.abspath(os.path.join(folder, os.fsdecode(path)))
+            if path != str(folder) and not path.startswith(inside):
+                note(f"{event} outside of its folder: {path}")
+
+    sys.addaudithook(hook)
+
+
+CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.link", "os.symlink", "os.truncate")
+
+
+def start_command(case: Case, folder: Path, notes: Path):
+    """The same as a command of its own: (wait status, resource usage)."""
+    command = [sys.executable, "-m", case.call.split(":")[0], *case.arguments]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with open(notes / "stdout", "wb") as out, open(notes / "stderr", "wb") as err:
+        started = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err, env=env)
+        status, usage = wait(started.pid)
+    started.returncode = os.waitstatus_to_exitcode(status)  # waited for already
+    return status, usage
+
+
+def wait(pid: int) -> tuple[int, resource.struct_rusage]:
+    """wait4 with a deadline."""
+
+    def late(*_) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, WALL_S)
+    try:
+        _, status, usage = os.wait4(pid, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return status, usage

@@ -1,0 +1,138 @@
+"""The sound inputs that the sweep spoils: texts, a corpus, a small grid's rows and checkpoints, a
+run that was interrupted, and Hugging Face folders; all tiny, all made by the project itself."""
+
+import json
+import os
+import shutil
+import sys
+import traceback
+from dataclasses import asdict, replace
+from pathlib import Path
+
+SMALL = {
+    "vocab_size": 257,
+    "block_size": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "head_dim": 4,
+    "d_model": 8,
+}
+SHORT = {"steps": 3, "batch_size": 2, "warmup_steps": 1, "eval_every": 3, "eval_tokens": 64}
+SHORT |= {"save_every": 2, "last_tokens": 64}
+
+
+def make_world(place: Path) -> Path:
+    """Fill the new folder `place`, in a process of its own; this one stays free of threads."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            silence(place)
+            fill(place)
+            code = 0
+        except BaseException:  # noqa: BLE001 - into the log
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0, (place / "log").read_text()
+    return place
+
+
+def silence(place: Path) -> None:
+    place.mkdir(parents=True)
+    handle = os.open(place / "log", os.O_CREAT | os.O_WRONLY)
+    os.dup2(handle, 1), os.dup2(handle, 2)
+
+
+def fill(place: Path) -> None:
+    from data.prepare import PrepareConfig, prepare
+
+    (place / "texts").mkdir()
+    for i in range(40):
+        words = " ".join(str(i * j * j % 977) for j in range(60))
+        (place / "texts" / f"{i:02}.txt").write_text(f"Text {i}: {words}\n")
+    source, corpus = f"file:{place / 'texts'}", place / "corpus"
+    prepare(PrepareConfig(source, "byte", corpus, val_fraction=0.2, block_size=16))
+    fill_grid(place / "grid", corpus)
+    interrupt_run(place / "run", corpus)
+    export(place / "grid" / "runs" / "parent-s0" / "final", place)
+
+
+def fill_grid(out: Path, corpus: Path) -> None:
+    """Two seeds of parent, scratch and nrio, a few steps each: real rows and checkpoints."""
+    from grid import expand_grid
+    from run_ablations import execute
+
+    code = {"commit": "0" * 40, "dirty": False}
+    spec = {"preset": "smoke", "data": str(corpus), "command": "fuzz", "code": code}
+    for run in expand_grid("smoke", ["scratch", "nrio"], [0, 1]):
+        model = run.train["model"] | SMALL | {"d_ff": 0}
+        d_model = 8 if run.stage == 0 else 12
+        model |= {"d_model": d_model, "n_head": d_model // 4}
+        run = replace(run, d_model=d_model, train=run.train | SHORT | {"model": model})
+        execute(str(out), run.run_id, spec | {"run": asdict(run)})
+
+
+def interrupt_run(out: Path, corpus: Path) -> None:
+    """A run folder with checkpoints that stopped before its last step: what run_arguments start."""
+    import train
+    from models.gpt import GPTConfig
+    from training.settings import TrainConfig
+
+    real, calls = train.update, []
+
+    def dies(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise InterruptedError
+        return real(*arguments)
+
+    train.update = dies
+    try:
+        train.train(TrainConfig(out, corpus, model=GPTConfig(**SMALL), **SHORT))
+    except InterruptedError:
+        assert (out / "step_00000002").is_dir()
+    else:
+        raise AssertionError("the run ended")
+
+
+def export(ckpt: Path, place: Path) -> None:
+    """The checkpoint as a Hugging Face folder of one file, and as one of several shards."""
+    from safetensors.torch import load_file, save_file
+
+    from models.convert import ConvertConfig, convert
+
+    convert(ConvertConfig("to-gpt2", ckpt, place / "hf"))
+    weights, folder, where = load_file(place / "hf" / "model.safetensors"), place / "hf_sharded", {}
+    folder.mkdir()
+    for i in range(3):
+        part = {name: weights[name] for name in sorted(weights)[i::3]}
+        file = f"model-{i + 1:05}-of-00003.safetensors"
+        save_file(part, folder / file, metadata={"format": "pt"})
+        where |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": 0}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(place / "hf" / "config.json", folder)
+
+
+def run_arguments() -> tuple[str, ...]:
+    """Command-line arguments of the short run: the folder's `corpus`, into its `run`."""
+    options = SHORT | {f"model.{name}": value for name, value in SMALL.items()}
+    pairs = [(f"--{name.replace('_', '-')}", str(value)) for name, value in options.items()]
+    return ("--out", "run", "--data", "corpus", *(part for pair in pairs for part in pair))
+
+
+def reseal(folder: Path) -> None:
+    """Make a spoilt checkpoint's state.json agree with its files again: a forger would."""
+    import checkpoint
+
+    state = json.loads((folder / "state.json").read_text())
+    for name, entry in state["files"].items():
+        data = (folder / name).read_bytes()
+        entry |= {"bytes": len(data), "sha256": checkpoint.hash_file(folder / name)}
+    try:
+        state["meta_sha256"] = checkpoint.hash_json(state["meta"])
+    except ValueError:  # NaN has no canonical JSON
+        pass
+    (folder / "state.json").write_text(json.dumps(state))

@@ -1,0 +1,188 @@
+"""Bad inputs by the hundred: options, checkpoints, model folders, corpora, texts, rows, settings.
+
+    python fuzz_inputs.py --cases 300 --seed 0
+
+Every case must end in one useful line ("error: ...", exit 2, nothing written) or in a run whose
+result is right; within 5 s of CPU time and 1 GB, without a write outside its folder, without a
+pickle. Writes results/fuzz.json (every case) and results/fuzz.md; exits 1 if there is a fault.
+Some cases are run a second time as real commands.
+"""
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from errors import UserError, exit_on_user_error, read_command_line  # noqa: E402
+from fuzz import files, options  # noqa: E402
+from fuzz.judge import Case, Verdict, judge  # noqa: E402
+from fuzz.world import make_world  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent
+GROUPS = {  # generator -> its share of the cases
+    options.training: 4,
+    options.grid: 4,
+    options.growth: 3,
+    options.preparation: 2,
+    files.checkpoints: 6,
+    files.hugging_face: 4,
+    files.corpora: 4,
+    files.texts: 2,
+    files.rows: 3,
+    files.grid_folders: 1,
+    files.run_folders: 3,
+    files.slurm_settings: 2,
+}
+# imported before the cases start, so that a case pays only for what it does
+MODULES = ("train", "grow", "grid", "aggregate", "run_ablations", "cluster", "claims")
+MODULES += ("figures.loss_curves", "figures.loss_table", "growth.child", "models.convert")
+MODULES += ("data.prepare", "pyarrow.parquet", "transformers.models.gpt2.modeling_gpt2")
+
+
+@dataclass(frozen=True)
+class FuzzConfig:
+    """How many bad inputs, which ones, and how many also as real commands."""
+
+    cases: int = 300
+    seed: int = 0
+    real: int = 12
+    out: Path = ROOT / "results"
+    only: str = ""  # cases whose group or name holds this text
+
+
+def main() -> None:
+    cfg = read_command_line(FuzzConfig, __doc__)
+    if not (1 <= cfg.cases <= 10**6 and cfg.seed >= 0 and cfg.real >= 0):
+        raise UserError(
+            f"cases {cfg.cases}, seed {cfg.seed}, real {cfg.real}: cases must be in 1..1000000, "
+            f"the others >= 0"
+        )
+    with tempfile.TemporaryDirectory(prefix="fuzz") as place:
+        verdicts, real = sweep(cfg, Path(place))
+    found = report(cfg, verdicts, real)
+    cfg.out.mkdir(parents=True, exist_ok=True)
+    (cfg.out / "fuzz.json").write_text(json.dumps(found, indent=1, ensure_ascii=True) + "\n")
+    text = markdown(found)
+    (cfg.out / "fuzz.md").write_text(text)
+    print(text)
+    sys.exit(1 if found["faults"] else 0)
+
+
+def sweep(cfg: FuzzConfig, place: Path) -> tuple[list[Verdict], list[Verdict]]:
+    """Judge every case in a fork of this process, and some of them as real commands."""
+    world = make_world(place / "world")
+    warm_up()
+    cases = [
+        case for case in draw(cfg.cases, cfg.seed, world) if cfg.only in case.group + case.name
+    ]
+    verdicts = [judge(case, place) for case in tqdm(cases, unit="case", delay=1)]
+    step = max(1, len(cases) // max(1, cfg.real))
+    sample = [c for c in cases[step // 2 :: step] if c.is_command][: cfg.real]
+    return verdicts, [judge(c, place, real=True) for c in tqdm(sample, unit="command", delay=1)]
+
+
+def draw(n: int, seed: int, world: Path) -> list[Case]:
+    """The first cases of every group, by its share; a larger n adds to them."""
+    total, cases = sum(GROUPS.values()), []
+    for number, (group, share) in enumerate(GROUPS.items()):
+        endless: Iterator[Case] = group(np.random.default_rng([seed, number]), world)
+        wanted = max(1, -(-n * share // total))
+        cases += [next(endless) for _ in range(wanted)]
+    return cases
+
+
+def warm_up() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    for name in MODULES:
+        importlib.import_module(name)
+
+
+# ---- the report
+
+
+def report(cfg: FuzzConfig, verdicts: list[Verdict], real: list[Verdict]) -> dict:
+    """Everything in fuzz.json: counts, extremes, every case with the line that the user reads."""
+    groups = {}
+    for verdict in verdicts:
+        counts = groups.setdefault(verdict.case.group, {"refused": 0, "ran": 0, "faults": 0})
+        counts["faults" if verdict.fault else verdict.outcome] += 1
+    return {
+        "command": f"python fuzz_inputs.py --cases {cfg.cases} --seed {cfg.seed}",
+        "cases": len(verdicts),
+        "faults": sum(bool(v.fault) for v in verdicts + real),
+        "groups": groups,
+        "most_cpu_s": round(max(v.cpu_s for v in verdicts), 2),
+        "most_memory_mb": round(max(v.memory_mb for v in verdicts)),
+        "commands": {
+            "cases": len(real),
+            "faults": sum(bool(v.fault) for v in real),
+            "most_cpu_s": round(max((v.cpu_s for v in real), default=0), 2),
+            "list": [v.record() for v in real],
+        },
+        "list": [v.record() for v in verdicts],
+    }
+
+
+def markdown(found: dict) -> str:
+    """The counts by group, then what the user reads: one example of each group, and each fault."""
+    lines = [
+        "# Bad inputs",
+        "",
+        f"`{found['command']}`: {found['cases']} bad inputs, **{found['faults']} faults**.",
+        "",
+        'Refused: exit 2, one line "error: ..." that names the value or the file, nothing written.',
+        "Ran: the damage did not matter (a field that nothing reads, a checkpoint that is skipped",
+        "for an older one) and the result was checked. A fault is anything else: a traceback, more",
+        "than 5 s of CPU time or 1 GB, a write elsewhere, an unpickled class, a wrong result.",
+        "",
+        "| what was bad | refused | ran | faults |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {name} | {c['refused']} | {c['ran']} | {c['faults']} |"
+        for name, c in found["groups"].items()
+    ]
+    real = found["commands"]
+    lines += [
+        "",
+        f"Most CPU time of a case {found['most_cpu_s']} s, most memory on top of the imports "
+        f"{found['most_memory_mb']} MB.",
+        f"{real['cases']} of the cases also as real commands, imports included: {real['faults']} "
+        f"faults, at most {real['most_cpu_s']} s of CPU time.",
+        "",
+        "What the user reads (fuzz.json has every case):",
+        "",
+    ]
+    lines += [f"- {show(record)}" for record in examples(found)]
+    faults = [r for r in [*found["list"], *real["list"]] if "fault" in r]
+    lines += ["", "## Faults", ""] if faults else []
+    lines += [f"- {show(record)} **{record['fault']}**" for record in faults]
+    return "\n".join(lines) + "\n"
+
+
+def examples(found: dict) -> list[dict]:
+    """The first refusal of each group whose line is short enough to show."""
+    chosen = {}
+    for record in found["list"]:
+        if record["outcome"] == "refused" and "fault" not in record and len(record["line"]) < 170:
+            chosen.setdefault(record["group"], record)
+    return list(chosen.values())
+
+
+def show(record: dict) -> str:
+    return f"{record['name'][:120]}: `{record['line'][:300]}`"
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
