@@ -105,8 +105,11 @@ def fit(run: Run, caught: dict, stack: ExitStack) -> dict:
     net, net_train = compiled(cfg.compile, model, parallel)
     log = stack.enter_context(closing(Log(run, state)))
     began, wall_before, reason = time.perf_counter(), state.wall_s, None
+    saved = state.step or None
 
     def save(name: str, **extra) -> None:
+        nonlocal saved
+        saved = state.step
         state.wall_s = wall_before + time.perf_counter() - began
         if place.rank == 0:
             run.corpus.check_unchanged()  # nothing learned from altered data is kept
@@ -119,7 +122,8 @@ def fit(run: Run, caught: dict, stack: ExitStack) -> dict:
 
     while reason is None:
         if signum := max_over_processes(caught["signum"], place):
-            save(f"step_{state.step:08d}")
+            if saved != state.step:  # the one there is never replaced
+                save(f"step_{state.step:08d}")
             raise Interrupted(signum, state.step)
         if gate and gate.set(state.step):
             gate = None

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ import train as train_module
 from errors import UserError, exit_on_user_error
 from grid import expand_grid
 from tests.test_train import MODEL, arguments, at_batch, crash, result, timeless
-from train import TrainConfig, train
+from train import Interrupted, TrainConfig, train
 
 
 @pytest.fixture
@@ -295,4 +296,24 @@ def test_kill_between_the_summary_and_the_clearing(cfg, whole, monkeypatch):
     assert len(checkpoint.steps(cfg.out)) == 3
     train(cfg)
     assert not checkpoint.steps(cfg.out) and not list(cfg.out.glob(".*"))
+    assert result(cfg) == whole(cfg)
+
+
+def test_signal_right_after_a_resume_does_not_touch_the_only_checkpoint(cfg, whole, monkeypatch):
+    cfg, resume = replace(cfg, keep=1), train_module.resume
+    at_batch(monkeypatch, 7, crash)
+    with pytest.raises(RuntimeError):
+        train(cfg)
+
+    def resume_and_signal(*arguments):
+        state = resume(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return state
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, "resume", resume_and_signal)
+        patch.setattr(checkpoint, "save", None)
+        with pytest.raises(Interrupted, match="SIGTERM at step 5"):
+            train(cfg)
+    train(cfg)
     assert result(cfg) == whole(cfg)

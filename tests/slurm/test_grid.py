@@ -112,8 +112,8 @@ def test_grid_is_submitted_requeued_and_ends_like_a_local_one(slurm, tmp_path, m
     again = main("--slurm", "--retry-failed", *grid, f"--slurm-config={config}")
     assert "submitted 1 of 4 runs: nrio-s0" in again
     assert "cancelled 1 runs: nrio-s0" in main("--cancel", *grid)
-    wait_for(lambda: "Slurm: CANCELLED" in main("--status", *grid), 20, log.read_text)
-    assert line_of("nrio-s0", main("--status", *grid))[1] == "failed"
+    wait_for(lambda: states(out, runs)["nrio-s0"].state == "failed", 20, log.read_text)
+    assert line_of("nrio-s0", main("--status", *grid))[1:4] == ["failed", "Slurm:", "CANCELLED"]
 
 
 def restarts(out: Path, runs: list) -> int:
