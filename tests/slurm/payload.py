@@ -56,16 +56,19 @@ def _load(folder: Path) -> tuple[int, list[dict]]:
     return saved["step"], saved["starts"]
 
 
-def train_until_rank_1_dies(out: str, run_id: str, spec: dict) -> None:
-    """`run_ablations.execute`, but rank 1 is killed when it reads the batch of spec["die_at"]."""
+def train_with_a_bad_rank(out: str, run_id: str, spec: dict) -> None:
+    """`run_ablations.execute`, but rank 1 alone gets SIGUSR2 when it reads the batch of
+    spec["stop_at"], and in its next life SIGKILL at that of spec["die_at"]."""
     import run_ablations
     from data.shards import Corpus
 
+    again = "SLURM_RESTART_COUNT" in os.environ
+    moment, signum = ("die_at", signal.SIGKILL) if again else ("stop_at", signal.SIGUSR2)
     original = Corpus.batch_at
 
     def batch_at(self, step, *arguments):
-        if step == spec["die_at"] and os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if step == spec[moment] and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signum)
         return original(self, step, *arguments)
 
     Corpus.batch_at = batch_at

@@ -132,10 +132,11 @@ def signal_one(out: Path, runs: list) -> None:
         time.sleep(0.02)
 
 
-def test_rank_that_dies_ends_the_run_and_any_number_of_ranks_goes_on(
+def test_ranks_stop_and_die_together_and_any_number_of_them_goes_on(
     grid, corpus_folder, tmp_path, monkeypatch
 ):
-    """One process, then two of which one dies, then one: the same losses at the same tokens."""
+    """One process; two, one of which gets a signal; two again, one of which dies; then one: the
+    same losses at the same tokens."""
     run = expand_grid("smoke", ["scratch"], [0])[0]
     run = replace(run, train=run.train | {"steps": 20, "save_every": 5})
     spec = make_spec(run, corpus_folder)
@@ -143,13 +144,14 @@ def test_rank_that_dies_ends_the_run_and_any_number_of_ranks_goes_on(
         at_batch(patch, 7, crash)
         with pytest.raises(RuntimeError, match="crash"):
             run_ablations.execute(str(grid.out), run.run_id, spec)
-    job = Job(run.run_id, make_spec(run, corpus_folder, die_at=12))
-    grid.submit(job, target="train_until_rank_1_dies", tasks_per_node=2)
+    job = Job(run.run_id, make_spec(run, corpus_folder, stop_at=8, die_at=12))
+    grid.submit(job, target="train_with_a_bad_rank", tasks_per_node=2, gpus_per_node=2)
     run_ablations.execute(str(tmp_path / "whole"), run.run_id, spec)
     failed = grid.wait(run.run_id, "failed", 60)
     assert "RuntimeError" in failed.reason and "\n" not in failed.reason
     steps = [path.name for path in (grid.out / "runs" / run.run_id).glob("step_*")]
-    assert sorted(steps) == ["step_00000005", "step_00000010"]
+    assert sorted(steps) == ["step_00000009", "step_00000010"]
+    assert grid.note(run.run_id)["restarts"] == 1
 
     run_ablations.execute(str(grid.out), run.run_id, spec)
     ended, whole = row(grid.out, run.run_id), row(tmp_path / "whole", run.run_id)
