@@ -11,6 +11,7 @@ first, safetensors after; nothing is ever unpickled. Every refusal is a UserErro
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -83,6 +84,8 @@ def load(folder: Path) -> Checkpoint:
     folder = Path(folder)
     state = read_state(folder)
     parts = {name: read_tensors(folder / name, entry) for name, entry in state["files"].items()}
+    if OPTIMIZER not in parts and (folder / OPTIMIZER).exists():
+        raise UserError(f"{folder / STATE} was altered: it does not list {OPTIMIZER}")
     hashes = {name: entry["sha256"] for name, entry in state["files"].items()}
     return Checkpoint(
         parts[MODEL],
@@ -246,12 +249,19 @@ def read_json(path: Path, limit: int = MAX_JSON) -> dict:
             raise UserError(f"{path} is missing; is this the right folder?")
         if size > limit:
             raise UserError(f"{path} has {size} bytes, more than the {limit} a real one may have")
-        value = json.loads(path.read_bytes(), parse_constant=refuse_constant)
+        data = path.read_bytes()
+        value = json.loads(data, parse_constant=refuse_constant, parse_float=finite)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no valid JSON ({error}); it is damaged or not ours") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} holds a {type(value).__name__}, not an object; it is not ours")
     return value
+
+
+def finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return float(text)
 
 
 def refuse_constant(name: str) -> None:

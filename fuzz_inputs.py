@@ -66,7 +66,7 @@ def main() -> None:
             f"cases {cfg.cases}, seed {cfg.seed}, real {cfg.real}: cases must be in 1..1000000, "
             f"the others >= 0"
         )
-    with tempfile.TemporaryDirectory(prefix="fuzz") as place:
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
         verdicts, real = sweep(cfg, Path(place))
     found = report(cfg, verdicts, real)
     cfg.out.mkdir(parents=True, exist_ok=True)

@@ -102,8 +102,11 @@ def load_config(path: Path | None) -> SlurmConfig:
             raise UserError(f"{path}: unknown setting {name}; choose from {', '.join(types)}")
         if types[name] is tuple and isinstance(value, list):
             data[name] = value = tuple(map(str, value))
-        if type(value) is not types[name] or (types[name] is int and value < 0):
-            raise UserError(f"{path}: {name} = {value!r} must be a {types[name].__name__} >= 0")
+        if type(value) is not types[name] or (types[name] is int and not 0 <= value <= 10**6):
+            kind = f"{types[name].__name__} >= 0" + " and <= 1000000" * (types[name] is int)
+            raise UserError(f"{path}: {name} = {repr(value)[:80]} must be a {kind}")
+        if isinstance(value, str) and not value.isprintable():
+            raise UserError(f"{path}: {name} = {value[:80]!r} must be one printable line")
     return SlurmConfig(**data)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import re
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ def read_manifest(folder: Path) -> dict:
             raise OSError
         if path.stat().st_size > MANIFEST_BYTES:
             raise UserError(f"{path} is larger than {MANIFEST_BYTES >> 20} MB; not a manifest")
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(path.read_bytes(), parse_constant=_finite, parse_float=_finite)
     except OSError:
         raise UserError(
             f"{folder} is not a prepared corpus (no readable manifest.json); "
@@ -53,6 +54,12 @@ def read_manifest(folder: Path) -> dict:
     if problem:
         raise UserError(f"{path}: {problem}; prepare the corpus again with --force")
     return manifest
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return float(text)
 
 
 def _manifest_problem(manifest: object) -> str | None:

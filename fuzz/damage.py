@@ -79,7 +79,8 @@ def choose(rng: np.random.Generator, value: object) -> tuple[str, object, object
 
 
 def dump(value: object) -> bytes:
-    return json.dumps(value, indent=1).encode()
+    # 1e999 is valid JSON, and Python reads it as infinity
+    return json.dumps(value, indent=1).replace(": Infinity", ": 1e999").encode()
 
 
 def read_safetensors(data: bytes) -> tuple[dict, bytes]:

@@ -99,7 +99,8 @@ def judge(case: Case, place: Path, real: bool = False) -> Verdict:
         or ""
     )
     line = said.strip().splitlines()[-1] if said.strip() and outcome == "refused" else ""
-    line = line.replace(str(folder), "...").replace(str(place), "...")
+    slug = place.name.replace("_", "-")  # how the name of a corpus shows it
+    line = line.replace(str(folder), "...").replace(str(place), "...").replace(slug, "...")
     shutil.rmtree(folder)
     return Verdict(case, outcome, fault, line, usage.ru_utime + usage.ru_stime, memory_mb)
 

@@ -167,6 +167,8 @@ def sizes_of(config, family: Family) -> Sizes:
         )
     if getattr(config, "do_layer_norm_before", True) is False:
         raise UserError("OPT with do_layer_norm_before=false (Post-LN) has no axis table")
+    if not (type(d) is int and type(heads) is int and d > 0 and heads > 0):
+        raise UserError(f"config.json: {family.width} {d!r}, {family.heads} {heads!r}: not sizes")
     return Sizes(
         d,
         heads,
