@@ -267,14 +267,18 @@ def _same_protocol(group: list[dict]) -> None:
     done = [row for row in group if row["status"] == "done"]
     if not done:
         return
-    budget = Counter(number(row, "tokens.stage") for row in done).most_common(1)[0][0]
+    budget = Counter(map(_spent, done)).most_common(1)[0][0]
     for row in done:
-        stage, operator = number(row, "tokens.stage"), number(row, "tokens.operator")
-        if budget not in (stage, stage + operator):  # a learned operator may pay from the stage
+        if _spent(row) != budget:
             raise UserError(
-                f"{row_name(row)} trained {stage:,.0f} stage tokens, the others {budget:,.0f}; "
+                f"{row_name(row)} spent {_spent(row):,.0f} stage tokens, the others {budget:,.0f}; "
                 "compare runs of one token budget only"
             )
+
+
+def _spent(row: dict) -> float:
+    """Tokens after the parent: a learned operator pays for its own from the stage."""
+    return number(row, "tokens.stage") + number(row, "tokens.operator")
 
 
 def _window_notes(stage: int | str, group: list[dict]) -> list[str]:
