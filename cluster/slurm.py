@@ -212,7 +212,7 @@ def _status(out, job, is_done, entry: dict, slurm: tuple[str, str] | None) -> St
         return Status("done", log=log)
     if slurm and slurm[0] not in ENDED:
         state = "queued" if slurm[0] in ("PENDING", "CONFIGURING", "REQUEUED") else "running"
-        return Status(state, slurm[1] if state == "queued" else "", log)
+        return Status(state, slurm[1].replace("None", "") if state == "queued" else "", log)
     if held(job_folder(out, job.run_id) / "lock"):  # a local run
         return Status("running", log=log)
     if not note:

@@ -74,18 +74,22 @@ def test_grid_is_submitted_requeued_and_ends_like_a_local_one(slurm, tmp_path, m
     grid = ["--preset=smoke", f"--only={','.join(VARIANTS)}", "--seeds=0", f"--out={out}"]
     grid += [f"--source=file:{write_texts(tmp_path / 'texts')}", f"--corpora={tmp_path / 'c'}"]
     runs = expand_grid("smoke", VARIANTS, [0])
-    started = sbatch("ablate.sh", *grid, "--slurm-config=config.toml", folder=tmp_path)
-
     args = run_ablations.Args(source=grid[4].partition("=")[2], corpora=tmp_path / "c")
-    data = run_ablations.prepare_corpus(PRESETS["smoke"], args)  # both do: one is faster
+    data = run_ablations.prepare_corpus(PRESETS["smoke"], args)
     for run in runs:
         run_ablations.execute(str(tmp_path / "here"), run.run_id, make_spec(run, data))
 
-    log = tmp_path / f"ablate-{started}.out"
-    wait_for(lambda: len(cluster.read_json(out / "slurm_jobs.json")) == 4, 60, log.read_text)
     signaller = threading.Thread(target=signal_one, args=(out, runs), daemon=True)
     signaller.start()
-    wait_for(lambda: states(out, runs)["parent-s0"].state == "running", 60, log.read_text)
+    started = sbatch("ablate.sh", *grid, "--slurm-config=config.toml", folder=tmp_path)
+    log = tmp_path / f"ablate-{started}.out"
+    wait_for(lambda: len(cluster.read_json(out / "slurm_jobs.json")) == 4, 60, log.read_text)
+
+    def child_waits_for_its_parent() -> bool:
+        now = states(out, runs)
+        return now["parent-s0"].state == "running" and now["srio-s0"].reason == "Dependency"
+
+    wait_for(child_waits_for_its_parent, 60, log.read_text)
     table = main("--status", *grid)
     assert line_of("parent-s0", table)[1] == "running"
     assert line_of("srio-s0", table)[1:3] == ["queued", "Dependency"]

@@ -19,8 +19,8 @@ def test_child_starts_when_its_parent_is_done(grid):
     sent = grid.submit(Job("parent", {"steps": 8}), Job("child", {"steps": 2}, needs=("parent",)))
     assert sent == ["parent", "child"]
     grid.wait("parent", "running")
-    child = grid.states()["child"]
-    assert (child.state, child.reason) == ("queued", "Dependency")
+    wait_for(lambda: grid.states()["child"].reason == "Dependency", 10, grid.states)
+    assert grid.states()["child"].state == "queued"
     assert not (grid.out / "child").exists()
     grid.wait("child", "done")
     assert grid.is_done("parent") and grid.submit() == []  # nothing is submitted twice
