@@ -7,7 +7,7 @@
 PYTHON ?= python3
 RUN = .venv/bin/python
 
-.PHONY: ablate test lint setup figures slurm bench clean
+.PHONY: ablate test lint setup figures slurm clean
 
 ablate: setup
 	$(RUN) run_ablations.py --local --preset tiny

@@ -337,7 +337,11 @@ class GridBar:
         self.out, self.tokens = out, {run.run_id: run.tokens for run in runs}
         self.step_tokens = {run.run_id: run.tokens // run.train["steps"] for run in runs}
         self.seen, self.n_done = {}, -1
-        self.bar = tqdm(total=sum(self.tokens.values()), unit="tok", unit_scale=True, smoothing=0.1)
+        quiet = not sys.stderr.isatty()  # a log gets a line every half minute
+        self.bar = tqdm(
+            total=sum(self.tokens.values()), unit="tok", unit_scale=True, smoothing=0.1,
+            mininterval=30 if quiet else 0.3,
+        )  # fmt: skip
 
     def __enter__(self) -> "GridBar":
         return self

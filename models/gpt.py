@@ -161,9 +161,9 @@ class GPT(nn.Module):
         weights unset for a state_dict that is loaded next."""
         super().__init__()
         self.cfg = cfg
-        self.wte = nn.Embedding(cfg.vocab_size, cfg.d_model)
+        self.wte = embedding(cfg.vocab_size, cfg.d_model)
         if cfg.position == "learned":
-            self.wpe = nn.Embedding(cfg.block_size, cfg.d_model)
+            self.wpe = embedding(cfg.block_size, cfg.d_model)
         else:
             cos_tk, sin_tk = rope_tables(cfg)
             self.register_buffer("rope_cos", cos_tk, persistent=False)
@@ -192,6 +192,12 @@ class GPT(nn.Module):
         if logits_btv.dtype in (torch.bfloat16, torch.float16):
             logits_btv = logits_btv.float()
         return F.cross_entropy(logits_btv.flatten(0, 1), targets_bt.flatten())
+
+
+def embedding(n: int, d: int) -> nn.Embedding:
+    """Unset weights: nn.Embedding's own initialisation imports torch.compile on the meta device, a
+    second in every process that counts parameters."""
+    return nn.Embedding(n, d, _weight=torch.empty(n, d))
 
 
 def make_norm(cfg: GPTConfig) -> nn.Module:
