@@ -143,6 +143,12 @@ PRESETS = {
         "speeches", "byte", SMOKE, (16, 24), (0, 1), 8, LR_SMALL,
         tokens=(20_480, 10_240), last_tokens=1_024, evals=4, eval_tokens=4_096, learn_batch=2,
     ),
+    "smoke-chain": Preset(
+        "the same for repeated growth: 16 -> 24 -> 32",
+        "speeches", "byte", SMOKE, (16, 24, 32), (0, 1), 8, LR_SMALL,
+        tokens=(20_480, 10_240, 10_240), last_tokens=1_024, evals=4, eval_tokens=4_096,
+        learn_batch=2, variants=("scratch", "nrio", "full", "mrio"),
+    ),
     "tiny": Preset(
         "the paper's table in miniature, minutes on 2 CPU cores",
         "speeches", "bpe:2048", TINY, (64, 96), (0, 1), 16, LR_SMALL,
@@ -165,7 +171,7 @@ PRESETS = {
     "paper-chain": Preset(
         "the paper's repeated growth: 24 M -> 44 M -> 70 M -> 101 M -> 119 M",
         "openwebtext", "gpt2", GPTConfig(), (256, 384, 512, 640, 704), (0, 1, 2, 3, 4), 128,
-        LR_PAPER, variants=("scratch", "nrio", "full"),
+        LR_PAPER, variants=("scratch", "nrio", "full", "mrio"),
         gate_tokens=40e6, last_tokens=20e6, learn_batch=64,
         evals=40, eval_tokens=1_048_576, train={"micro_batch": 64, "compile": True},
     ),

@@ -32,7 +32,7 @@ class Args:
     """The ablation grid: every variant of a preset, paired by seed."""
 
     preset: str = ""
-    """smoke | tiny | mini | mini-chain | paper | paper-chain; default: paper, or tiny on a CPU"""
+    """name of a preset (README); default: paper, or tiny on a CPU"""
     only: str = ""
     """variants, comma-separated; a name may carry overrides (srio@epsilon=0.25@lr=0.001); "all" """
     seeds: str = ""

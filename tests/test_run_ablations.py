@@ -120,3 +120,42 @@ def test_rows_of_another_plan_are_refused(corpus_args, tmp_path):
     (out / "rows" / "nrio-s0.json").write_text(json.dumps(row))
     done = call("--local", *corpus_args, "--only", "nrio", "--seeds", "0", "--out", out)
     assert done.returncode == 2 and "nrio-s0" in done.stderr
+
+
+def test_chain_counts_what_it_spent_and_restarts_the_gate(tmp_path):
+    """16 -> 24 -> 32: every child names its parent, costs add up, ages reach MRIO."""
+    from dataclasses import asdict
+
+    import aggregate
+    from data.prepare import PrepareConfig, prepare
+    from grid import expand_grid
+    from rows import load_rows
+    from run_ablations import execute
+
+    (tmp_path / "texts").mkdir()
+    for i in range(40):
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"text {i} grows " * 150)
+    source = f"file:{tmp_path / 'texts'}"
+    data = prepare(PrepareConfig(source=source, tokenizer="byte", out=tmp_path / "c"))
+    shared = {"preset": "smoke-chain", "data": str(data), "command": "test"}
+    shared["code"] = {"commit": None, "dirty": False}
+    runs = expand_grid("smoke-chain", ["nrio", "full", "mrio", "srio"], [0])
+    for run in runs:
+        execute(str(tmp_path), run.run_id, {**shared, "run": asdict(run)})
+    rows = {row["run_id"]: row for row in load_rows(tmp_path)}
+    first, second = rows["full-s0-g1"], rows["full-s0-g2"]
+    assert first["parent"]["hash"] == rows["parent-s0"]["lineage"][-1]["hash"]
+    assert second["parent"]["hash"] == first["lineage"][-1]["hash"]
+    assert [entry["d_model"] for entry in second["lineage"]] == [16, 24, 32]
+    for what in ("tokens", "flops"):
+        assert second[what]["parent"] == first[what]["total"]
+        assert second[what]["total"] == second[what]["parent"] + second[what]["stage"]
+    for name in ("full-s0-g1", "full-s0-g2"):
+        lines = (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        alphas = [json.loads(line).get("alpha") for line in lines if "loss" in json.loads(line)]
+        assert alphas[0] == 0 and alphas[-1] is None
+    same = [rows[f"{v}-s0-g1"]["metrics"]["val_loss"] for v in ("mrio", "srio")]
+    later = [rows[f"{v}-s0-g2"]["metrics"]["val_loss_start"] for v in ("mrio", "srio")]
+    assert same[0] == same[1] and later[0] != later[1]  # one older age, then two
+    table = aggregate.table(list(rows.values()))
+    assert set(table["stage"]) == {0, 1, 2}
