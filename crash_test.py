@@ -30,14 +30,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import tyro
 from tqdm import tqdm
 
 import checkpoint
 from cluster import code_version
 from data.prepare import PrepareConfig, prepare
 from data.shards import Corpus
-from errors import UserError, exit_on_user_error
+from errors import UserError, exit_on_user_error, read_command_line
 from grid import PRESETS, expand_grid
 from models.gpt import count_parameters
 from run_ablations import execute
@@ -97,7 +96,7 @@ class Reference:
 
 
 def main() -> None:
-    args = tyro.cli(Args, description=__doc__)
+    args = read_command_line(Args, __doc__)
     if not 1 <= args.kills <= 100_000:
         raise UserError(f"--kills is {args.kills}; it must be in 1..100000")
     out, began = args.out.resolve(), time.monotonic()

@@ -29,6 +29,8 @@ def exit_on_user_error(main: Callable[[], object]) -> None:
         if not str(error).startswith("Symlink loop"):  # what Path.resolve raises before 3.13
             raise
         sys.exit(_fail(f"{error}; choose another path"))
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:  # whoever read our output (`| head`) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

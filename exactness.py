@@ -20,17 +20,17 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
-import tyro  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 import checkpoint  # noqa: E402
-from errors import UserError, exit_on_user_error  # noqa: E402
+from errors import UserError, exit_on_user_error, read_command_line  # noqa: E402
 from growth import folder  # noqa: E402
 from growth.apply import grow  # noqa: E402
 from growth.plan import GrowConfig  # noqa: E402
 from models import hf_folder  # noqa: E402
 from models.gpt import GPT, GPTConfig  # noqa: E402
 
+ROOT = Path(__file__).resolve().parent
 D, HEADS, FFN, VOCAB, CONTEXT = 32, 4, 40, 61, 32
 FACTORS = (2.0, 3.0, 1.5)
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -95,7 +95,7 @@ MODELS = {
 class MatrixConfig:
     """Where the matrix goes, and which part of it."""
 
-    out: Path = Path("results")
+    out: Path = ROOT / "results"
     only: tuple[str, ...] = ()  # families, e.g. gpt2 t5; printed, not written
 
 
@@ -425,7 +425,7 @@ def run(models: dict[str, Model]) -> list[dict]:
 
 
 def main() -> None:
-    cfg = tyro.cli(MatrixConfig, description=__doc__)
+    cfg = read_command_line(MatrixConfig, __doc__)
     torch.set_num_threads(1)
     families = {spec.family for spec in MODELS.values()}
     if set(cfg.only) - families:
@@ -439,7 +439,8 @@ def main() -> None:
     write_text(cfg.out / "exactness.md", table(rows))
     from figures.exactness import draw
 
-    draw(cfg.out / "exactness.csv", Path("figures"))
+    default = cfg.out.resolve() == ROOT / "results"
+    draw(cfg.out / "exactness.csv", ROOT / "figures" if default else cfg.out)
     failed = [r for r in rows if r["verdict"] == "FAILS"]
     print(f"{len(rows)} cells, {len(failed)} claims fail; wrote {cfg.out}/exactness.csv and .md")
     if failed:

@@ -9,7 +9,6 @@ Some cases are run a second time as real commands.
 """
 
 import importlib
-import json
 import os
 import sys
 import tempfile
@@ -22,10 +21,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from aggregate import write_atomic  # noqa: E402
+from checkpoint import write_json  # noqa: E402
+from cluster.code import code_version  # noqa: E402
 from errors import UserError, exit_on_user_error, read_command_line  # noqa: E402
 from fuzz import files, options  # noqa: E402
 from fuzz.judge import Case, Verdict, judge  # noqa: E402
 from fuzz.world import make_world  # noqa: E402
+from training.processes import Place  # noqa: E402
+from training.summary import hardware, versions  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent
 GROUPS = {  # generator -> its share of the cases
@@ -70,9 +74,9 @@ def main() -> None:
         verdicts, real = sweep(cfg, Path(place))
     found = report(cfg, verdicts, real)
     cfg.out.mkdir(parents=True, exist_ok=True)
-    (cfg.out / "fuzz.json").write_text(json.dumps(found, indent=1, ensure_ascii=True) + "\n")
     text = markdown(found)
-    (cfg.out / "fuzz.md").write_text(text)
+    write_json(cfg.out / "fuzz.json", found)
+    write_atomic(cfg.out / "fuzz.md", text.encode())
     print(text)
     sys.exit(1 if found["faults"] else 0)
 
@@ -84,6 +88,8 @@ def sweep(cfg: FuzzConfig, place: Path) -> tuple[list[Verdict], list[Verdict]]:
     cases = [
         case for case in draw(cfg.cases, cfg.seed, world) if cfg.only in case.group + case.name
     ]
+    if not cases:
+        raise UserError(f"--only is {cfg.only!r}, which no case is named; leave it out")
     verdicts = [judge(case, place) for case in tqdm(cases, unit="case", delay=1)]
     step = max(1, len(cases) // max(1, cfg.real))
     sample = [c for c in cases[step // 2 :: step] if c.is_command][: cfg.real]
@@ -119,6 +125,9 @@ def report(cfg: FuzzConfig, verdicts: list[Verdict], real: list[Verdict]) -> dic
         counts["faults" if verdict.fault else verdict.outcome] += 1
     return {
         "command": f"python fuzz_inputs.py --cases {cfg.cases} --seed {cfg.seed}",
+        **code_version(),
+        "hardware": hardware(Place()),
+        "versions": versions(),
         "cases": len(verdicts),
         "faults": sum(bool(v.fault) for v in verdicts + real),
         "groups": groups,

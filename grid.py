@@ -37,7 +37,7 @@ def grown(line: str, source: str, operator: str = "srio", *, gate=False, optimiz
 
 
 RECIPE = {"attn": "convex", "ffn": "tiled"}  # the paper's block policies
-FAST = {"learn_lr": 1e-2}  # flat from 3e-3 to 3e-2; EXPERIMENTS.md has every operator's sweep
+FAST = {"learn_lr": 1e-2}  # rates: EXPERIMENTS.md (srio-lo flat; mrio-lo as srio-lo, unswept)
 SLOW = {"learn_lr": 1e-4}
 ZERO = dict.fromkeys(("attn", "ffn", "embed"), "zero")
 VARIANTS = {
@@ -112,6 +112,7 @@ class Preset:
     evals: int = 20
     eval_tokens: int = 16_384
     train: dict = field(default_factory=dict)  # further TrainConfig fields
+    gpu: bool = False  # not for a CPU
 
     def config(self, stage: int) -> GPTConfig:
         return self.model if stage == 0 else self.model.widened(self.widths[stage])
@@ -166,14 +167,14 @@ PRESETS = {
         "the paper's headline: 24 M -> 44 M on GPT-2 BPE, 20 tokens per parameter",
         "openwebtext", "gpt2", GPTConfig(), (256, 384), (0, 1, 2, 3, 4), 128, LR_PAPER,
         gate_tokens=40e6, last_tokens=20e6, learn_batch=64,
-        evals=40, eval_tokens=1_048_576, train={"micro_batch": 64, "compile": True},
+        evals=40, eval_tokens=1_048_576, train={"micro_batch": 64, "compile": True}, gpu=True,
     ),
     "paper-chain": Preset(
         "the paper's repeated growth: 24 M -> 44 M -> 70 M -> 101 M -> 119 M",
         "openwebtext", "gpt2", GPTConfig(), (256, 384, 512, 640, 704), (0, 1, 2, 3, 4), 128,
         LR_PAPER, variants=("scratch", "nrio", "full", "mrio"),
         gate_tokens=40e6, last_tokens=20e6, learn_batch=64,
-        evals=40, eval_tokens=1_048_576, train={"micro_batch": 64, "compile": True},
+        evals=40, eval_tokens=1_048_576, train={"micro_batch": 64, "compile": True}, gpu=True,
     ),
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Result rows: read them, refuse what is malformed, refuse what cannot be compared.
 
-A row is one JSON file, `results/<preset>/rows/<variant>-s<seed>[-<stage>].json`, written when a
+A row is one JSON file, `results/<preset>/rows/<variant>-s<seed>[-g<stage>].json`, written when a
 run ends. Rows may be compared when they share the corpus and the protocol, and, seed by seed, the
 data order and the parent checkpoint; only then is a paired difference the effect of the variant.
 """

@@ -12,12 +12,15 @@ OUT/table.*, OUT/claims.md, OUT/*.png when the grid is complete.
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Container
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -54,7 +57,7 @@ class Args:
     cancel: bool = False
     """cancel the grid's Slurm jobs"""
     publish: bool = False
-    """copy OUT's rows to results/PRESET and make its tables there and its pictures in figures/"""
+    """copy OUT's rows to results/, under OUT's name, with tables; pictures go to figures/"""
     summarize: Path | None = None
     """only make the tables and pictures of a results folder again, from its rows"""
     jobs: int = 0
@@ -75,6 +78,8 @@ def main() -> None:
         return print_variants(grid.VARIANTS)
     if args.summarize:
         return summarize(args.summarize, ROOT / "figures" / args.summarize.resolve().name)
+    if args.slurm and not args.preset:
+        raise UserError("--slurm needs --preset: the node that submits need not be one that runs")
     name = args.preset or default_preset()
     preset = grid.find(grid.PRESETS, name, "preset")
     names = [v for v in args.only.split(",") if v] or list(preset.variants)
@@ -86,7 +91,7 @@ def main() -> None:
     if args.dry_run:
         return print_budget(name, preset, runs, n_jobs(args.jobs))
     if args.publish:
-        return publish(out, name)
+        return publish(out, out.name)
     if args.status or args.cancel:
         return print_status(out, runs, args.cancel)
     if args.local == args.slurm:
@@ -124,7 +129,7 @@ def execute(out: str, run_id: str, spec: dict) -> None:
     from train import TrainConfig, train
 
     run, folder, row = Run(**spec["run"]), Path(out) / "runs" / run_id, row_path(out, run_id)
-    if row.exists():
+    if row.exists() and (read_row(row)["status"] != "done" or (folder / "final").exists()):
         return require_done(run_id, read_row(row))
     first = int(os.environ.get("RANK", 0)) == 0  # of several processes, one grows and writes
     if first:
@@ -235,20 +240,24 @@ def run_grid(args: Args, name: str, preset, runs: list, out: Path) -> None:
     check_place(out)
     if args.retry_failed:
         forget_failed(out, runs)
+    if args.slurm and preset.gpu and not (config.gres or config.gpus_per_node):
+        raise UserError(
+            f"preset {name} needs a GPU per run and the Slurm settings name none; give "
+            f"--slurm-config FILE with gpus_per_node = 1 (see slurm/config.toml)"
+        )
     data = prepare_corpus(preset, args)
+    check_corpus(out, runs, data)
     command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
     shared = {"preset": name, "data": str(data), "command": command, "code": cluster.code_version()}
-    jobs = make_jobs(runs, shared)
+    jobs, done = make_jobs(runs, shared), finished(out, runs)
     if args.slurm:
-        sent = cluster.submit_slurm(out, jobs, config, lambda run_id: is_done(out, run_id))
+        sent = cluster.submit_slurm(out, jobs, config, done)
         print(f"submitted {len(sent)} of {len(runs)} runs: {' '.join(sent) or 'nothing to do'}")
         return print("watch with --status; when all are done it prints the table")
     states = {}
-    if not all(is_done(out, run.run_id) for run in runs):
+    if not all(done(run.run_id) for run in runs):
         with GridBar(out, runs) as bar:
-            states = cluster.run_local(
-                out, jobs, n_jobs(args.jobs), lambda run_id: is_done(out, run_id), bar.update
-            )
+            states = cluster.run_local(out, jobs, n_jobs(args.jobs), done, bar.update)
     failed = {run_id: s for run_id, s in states.items() if s.state == "failed"}
     for run_id, s in failed.items():
         print(f"failed: {run_id}: {s.reason}" + (f" (log: {s.log})" if s.log else ""))
@@ -278,21 +287,26 @@ def make_jobs(runs: list, shared: dict) -> list:
 
 
 def prepare_corpus(preset, args: Args) -> Path:
-    from data.prepare import PrepareConfig, prepare
+    """Its folder; the one that `data/prepare.py` makes by itself for this source."""
+    from data.prepare import PrepareConfig, default_out, prepare
 
-    source = args.source or preset.source
-    slug = "".join(c if c.isalnum() else "-" for c in f"{source}-{preset.tokenizer}").strip("-")
-    return prepare(
-        PrepareConfig(source=source, tokenizer=preset.tokenizer, out=args.corpora / slug)
-    )
+    cfg = PrepareConfig(source=args.source or preset.source, tokenizer=preset.tokenizer)
+    return prepare(replace(cfg, out=args.corpora.resolve() / default_out(cfg).name))
 
 
-def is_done(out: Path, run_id: str) -> bool:
-    """A row is final; a parent's only when it may have children (status done)."""
+def is_done(out: Path, run_id: str, parents: Container[str] = ()) -> bool:
+    """Whether a run has its row. One that others are still to grow from must also have ended well
+    and have its final checkpoint."""
     path = row_path(out, run_id)
-    if not path.exists():
-        return False
-    return not run_id.startswith("parent") or read_row(path)["status"] == "done"
+    if run_id not in parents or not path.exists():
+        return path.exists()
+    return read_row(path)["status"] == "done" and (out / "runs" / run_id / "final").exists()
+
+
+def finished(out: Path, runs: list) -> Callable[[str], bool]:
+    """is_done by run_id alone."""
+    missing = [run for run in runs if not row_path(out, run.run_id).exists()]
+    return partial(is_done, out, parents={run.needs for run in missing})
 
 
 def read_row(path: Path) -> dict:
@@ -317,6 +331,18 @@ def check_rows(out: Path, runs: list) -> None:
             raise UserError(
                 f"{path} is the row of another configuration of {run.run_id}; "
                 f"choose another --out, or delete the row and {out / 'runs' / run.run_id}"
+            )
+
+
+def check_corpus(out: Path, runs: list, data: Path) -> None:
+    """Rows of another corpus are never mixed in either."""
+    from data.shards import Corpus
+
+    wanted = Corpus(data).manifest_hash
+    for path in (row_path(out, run.run_id) for run in runs):
+        if path.exists() and read_row(path).get("manifest_hash") != wanted:
+            raise UserError(
+                f"{path} was made on another corpus than {data.name}; choose another --out"
             )
 
 
@@ -390,15 +416,19 @@ def summarize(folder: Path, pictures: Path, allow_missing: bool = False) -> None
 
 
 def publish(out: Path, name: str) -> None:
-    """Copy rows to results/NAME, where they are committed, and remake its tables and figures."""
-    from rows import load_rows
+    """Copy rows to results/NAME, where they are committed, and make its tables and figures."""
+    from rows import load_rows, matched
 
-    target = ROOT / "results" / name
-    for row in load_rows(out):
-        if row["dirty"]:
-            print(f"note: {row['run_id']} was made by uncommitted code")
+    target, rows = ROOT / "results" / name, {row["run_id"]: row for row in load_rows(out)}
+    there = load_rows(target) if (target / "rows").is_dir() else []
+    kept = [row for row in there if row["run_id"] not in rows]
+    matched([*rows.values(), *kept], allow_missing=True)  # refuses before anything is replaced
+    print(f"results/{name}: {len(rows)} rows from {out}, {len(kept)} more kept")
+    for row in rows.values():
+        # the folder's own name, not where it lay on this machine
+        row["command"] = re.sub(r"--out[ =]\S+", f"--out runs/{name}", row["command"])
         write_row(row_path(target, row["run_id"]), row)
-    summarize(target, ROOT / "figures" / name)
+    summarize(target, ROOT / "figures" / name, allow_missing=bool(kept))
 
 
 # ---- what the grid is
@@ -467,10 +497,11 @@ def print_status(out: Path, runs: list, cancel: bool) -> None:
     """A table of the runs, how many are in each state, and the results when all have ended."""
     import cluster
 
+    check_rows(out, runs)
     if cancel:
         cancelled = cluster.cancel(out)
         print(f"cancelled {len(cancelled)} runs: {' '.join(cancelled) or 'none was queued'}")
-    states = cluster.status(out, make_jobs(runs, {}), lambda run_id: is_done(out, run_id))
+    states = cluster.status(out, make_jobs(runs, {}), finished(out, runs))
     width = max(len(run_id) for run_id in states)
     print(f"{'run':{width}}  {'state':8}  reason  log")
     shown = {run_id: shown_state(out, run_id, status) for run_id, status in states.items()}

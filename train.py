@@ -1,6 +1,6 @@
 """Train one GPT: one config, one run folder, one result.
 
-    python train.py --out runs/small --data corpora/speeches --steps 1000 --model.d-model 96 ...
+    python train.py --out runs/small --data corpora/speeches-bpe2048 --steps 1000 ...
 
 A run folder belongs to one config and one process. Whatever stops a run, the same command goes on
 from the newest checkpoint and ends bitwise (CPU) where an uninterrupted run would have ended.

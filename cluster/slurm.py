@@ -73,7 +73,8 @@ class SlurmConfig:
             "time": self.minutes,
             "ntasks_per_node": self.tasks_per_node,
             "cpus_per_task": self.cpus_per_task,
-            "srun_args": [f"--cpus-per-task={self.cpus_per_task}"],  # not inherited since 22.05
+            # cpus are not inherited since 22.05; when a rank dies the others end a minute later
+            "srun_args": [f"--cpus-per-task={self.cpus_per_task}", "--wait=60"],
             "mem": f"{self.mem_gb}GB" if self.mem_gb else None,
             "signal_delay_s": self.signal_s or max(5, min(120, self.minutes * 6)),
             "array_parallelism": self.parallel,
@@ -90,7 +91,8 @@ def load_config(path: Path | None) -> SlurmConfig:
     if path is None:
         return SlurmConfig()
     try:
-        text = Path(path).read_text()
+        with open(path) as file:
+            text = file.read(1 << 20)  # real ones are a few lines
         data = json.loads(text) if str(path).endswith(".json") else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: {error}; write TOML or JSON, see slurm/config.toml") from None

@@ -51,9 +51,9 @@ def grow_checkpoint(
         "parent": ckpt.hash,
         "tokens": learned.tokens if learned else 0,
         "flops": learned.flops if learned else 0,
-        "wall_s": wall_s,
         "learning_losses": learned.losses if learned else None,
-        "report": report_card(grown.plan, old, grown.weights, grown.cfg, x_bt, y_bt),
+        "report": report_card(grown.plan, old, grown.weights, grown.cfg, x_bt, y_bt)
+        | {"wall_s": wall_s},
     }
     meta = {
         "config": asdict(grown.cfg),

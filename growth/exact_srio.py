@@ -1,5 +1,5 @@
 """exact-srio: the function of growth/pad.py with writers rotated by R(epsilon = 0) instead of
-padded with the mean (recipe 5b). It keeps the stream's norm: ||R [x; 0]|| = ||x|| (a tied wte stays
+padded with the mean. It keeps the stream's norm: ||R [x; 0]|| = ||x|| (a tied wte stays
 padded, so not there).
 
 R(0) turns the all-ones direction of the old stream onto that of the whole stream, so the new

@@ -1,4 +1,4 @@
-"""Block policies: what fills the rows and columns that growth adds (recipe section 3).
+"""Block policies: what fills the rows and columns that growth adds (the paper's, and more).
 
 A weight W (out x in) becomes a wider one with its old block first:
 

@@ -1,4 +1,4 @@
-"""Lossless k-fold width by repetition (the note, recipe 5a): the same function, exactly.
+"""Lossless k-fold width by repetition (the note on lossless scaling): the same function, exactly.
 
 Every space repeats its coordinates, interleaved, and carries them at a scale s:
 

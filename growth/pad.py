@@ -1,4 +1,4 @@
-"""Lossless growth to any width by mean padding (recipe 5b, after LEMON, arXiv 2310.07999).
+"""Lossless growth to any width by mean padding (after LEMON, arXiv 2310.07999).
 
 Pre-LN: the new coordinates of the stream carry the mean of the old ones, so LayerNorm subtracts the
 mean it always did and leaves 0 on them; its variance shrinks by d_old / d_new:

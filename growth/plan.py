@@ -22,7 +22,7 @@ POLICIES = ("random", "zero", "convex", "tiled")
 
 @dataclass(frozen=True)
 class GrowConfig:
-    """Settings of one growth step; the defaults are the ones recipe section 8 names."""
+    """Settings of one growth step; what the paper leaves open has a default and a switch."""
 
     operator: str = "srio"
     attn: str = "random"  # policy of q, k, v, o: random | zero | convex | tiled

@@ -2,12 +2,13 @@
 
 Everything is computed in float64 from weights grown in float64, so that "exact" can be read off the
 numbers: max |delta logit| of an exact operator is round-off, ~1e-14 of the logits' spread. (The
-child is stored in its parent's dtype, and rounds to that.)
+child is stored in its parent's dtype, and rounds to that; learned operators learn in it.)
 """
 
 import torch
 import torch.nn.functional as F
 
+from growth.exact import EXACT
 from growth.plan import Plan
 from models.gpt import GPT, GPTConfig, count_parameters
 
@@ -38,6 +39,7 @@ def report_card(
         "max_abs_dlogit": delta,
         "max_rel_dlogit": delta / spread,
         "kl": kl,
+        "contract": contract(plan),
         "exact": delta / spread < 1e-10,
         "gradient_rms_new_to_old": gradient_ratios(plan, large, x_bt, y_bt),
         "duplicate_distance": duplicate_distance(wide, new.n_layer),
@@ -48,6 +50,18 @@ def report_card(
     }
 
 
+def contract(plan: Plan) -> str:
+    """What the operator promises: exact, exact if ..., or approximate. `exact` is what was seen."""
+    operator = plan.cfg.operator
+    if operator in EXACT:
+        return "exact"
+    if operator in ("net2net", "sparkling"):
+        return "exact if the factor is whole" + (", noise 0" if operator == "net2net" else "")
+    if operator in ("srio", "mrio") and plan.arch.norm == "rmsnorm" and plan.cfg.norm == "fold":
+        return "exact if the new blocks are silent"
+    return "approximate"
+
+
 def load(weights, cfg: GPTConfig) -> GPT:
     model = GPT(cfg, seed=None).double()
     model.load_state_dict({name: w.double() for name, w in weights.items()})
@@ -55,7 +69,8 @@ def load(weights, cfg: GPTConfig) -> GPT:
 
 
 def gradient_ratios(plan: Plan, model: GPT, x_bt: torch.Tensor, y_bt: torch.Tensor) -> dict:
-    """RMS gradient of the new entries over that of the old block, per kind of block (claim C8).
+    """RMS gradient of the new entries over that of the old block (claim C8): pooled per kind
+    (embed, norm, attn, ffn), and per block (h.0.attn, h.0.ffn, ...).
 
     Empty where old and new coordinates interleave and no block is old: wider heads, k-fold repeat.
     """
@@ -67,12 +82,13 @@ def gradient_ratios(plan: Plan, model: GPT, x_bt: torch.Tensor, y_bt: torch.Tens
     for name, p in model.named_parameters():
         spec, grad = plan.specs[name], p.grad
         old = tuple(slice(plan.size(a, n)[0]) for a, n in zip(spec.axes, p.shape, strict=True))
-        inside = grad[old].square().sum()
-        entry = sums.setdefault(KINDS[spec.part], [0.0, 0, 0.0, 0])
-        entry[0] += (grad.square().sum() - inside).item()
-        entry[1] += grad.numel() - grad[old].numel()
-        entry[2] += inside.item()
-        entry[3] += grad[old].numel()
+        inside, kind = grad[old].square().sum(), KINDS[spec.part]
+        for key in (kind, f"h.{spec.layer}.{kind}") if kind in ("attn", "ffn") else (kind,):
+            entry = sums.setdefault(key, [0.0, 0, 0.0, 0])
+            entry[0] += (grad.square().sum() - inside).item()
+            entry[1] += grad.numel() - grad[old].numel()
+            entry[2] += inside.item()
+            entry[3] += grad[old].numel()
     model.zero_grad()
     return {
         kind: (max(new, 0.0) / n_new) ** 0.5 / (kept / n_kept) ** 0.5
@@ -118,9 +134,11 @@ def effective_rank(a_nd: torch.Tensor) -> float:
 def print_card(card: dict) -> None:
     """The card as a few aligned lines for a terminal."""
     old, new = card["d_model"]
-    ratios = ", ".join(f"{k} {v:.3g}" for k, v in card["gradient_rms_new_to_old"].items())
+    ratios = card["gradient_rms_new_to_old"].items()
+    ratios = ", ".join(f"{k} {v:.3g}" for k, v in ratios if "." not in k)
     verdict = "exact" if card["exact"] else "approximate"
     print(f"{card['operator']}: width {old} -> {new}, {verdict} (float64)")
+    print(f"  contract          {card['contract']}")
     print("  parameters        {:,} -> {:,}".format(*card["parameters"]))
     print("  probe loss        {:.4f} -> {:.4f} nats".format(*card["loss"]))
     print(f"  max |dlogit|      {card['max_abs_dlogit']:.3g} ({card['max_rel_dlogit']:.3g} of std)")
@@ -129,3 +147,4 @@ def print_card(card: dict) -> None:
     rank = card["effective_rank"]
     print(f"  effective rank    {rank['stream_before']:.1f} -> {rank['stream']:.1f} (stream)")
     print(f"  closest two units {card['duplicate_distance']:.3g}")
+    print(f"  wall time         {card['wall_s']:.2f} s")

@@ -50,10 +50,10 @@ class NewCoordinateWarmup:
     @torch.no_grad()
     def scale(self, optimizer, args, kwargs) -> None:
         self.done += 1
-        s, group = 1.0, optimizer.param_groups[0]
+        group = optimizer.param_groups[0]
+        step = int(optimizer.state[self.grown[0][0]]["step"])  # the same for all of them
+        s = min(1.0, self.done / self.steps) * bias(self.done, group) / bias(step, group)
         for p, block in self.grown:
-            step = int(optimizer.state[p]["step"])
-            s = min(1.0, self.done / self.steps) * bias(self.done, group) / bias(step, group)
             slow = torch.lerp(self.before[p], p, s)
             slow[block] = p[block]
             p.copy_(slow)

@@ -80,5 +80,5 @@ def row_sums(angle: float, d_old: int, d_new: int) -> torch.Tensor:
 
 
 def dense(ages: tuple[int, ...], G: torch.Tensor) -> torch.Tensor:
-    """R as a (d, d) matrix; for tests and inspection only."""
+    """R as a (d, d) matrix; d^2 entries: for tests, and for second moments."""
     return rotate(torch.eye(ages[-1], dtype=G.dtype), 0, ages, G)

@@ -2,7 +2,7 @@
 of growth/rotation.py: writers W <- R W, readers W <- W R^T, gains and shifts gamma <- R gamma. All
 of it folds into the weights.
 
-    srio       static, R in closed form from epsilon (recipe: "SRIO-SO")
+    srio       static, R in closed form from epsilon ("SRIO-SO")
     srio-lo    an angle per side, learned ("SRIO-LO"); starts at the closed form
     srio-free  the 2 x 2 row-sum matrix of each side, learned and unconstrained ("non-orthogonal")
 

@@ -4,7 +4,6 @@ A folder is opened lazily: tensors come out of memory-mapped files one at a time
 names, fused q/k/v in the order q, k, v, and a tied copy of another tensor not at all.
 """
 
-import json
 import os
 import re
 import shutil
@@ -116,12 +115,9 @@ def read_config(path: Path) -> dict:
     if not file.is_file():
         raise UserError(f"{path} has no config.json: neither a Hugging Face model nor a checkpoint")
     try:
-        raw = json.loads(file.read_text())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is no JSON ({error})") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{file} holds no JSON object")
-    return raw
+        return checkpoint.read_json(file)
+    except UserError as error:
+        raise UserError(f"{file} is no JSON object ({error})") from None
 
 
 def transformers_config(path: Path):
@@ -157,10 +153,10 @@ def find_weights(path: Path, allow_pickle: bool) -> tuple[dict[str, str], Callab
 def indexed(path: Path, index: str) -> dict[str, str]:
     """The weight_map of an index; UserError for shards that are not there."""
     try:
-        stored = json.loads((path / index).read_text())["weight_map"]
+        stored = checkpoint.read_json(path / index, limit=64 << 20)["weight_map"]
         stored = {str(name): str(file) for name, file in stored.items()}
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise UserError(f"{path / index} is no shard index ({error!r})") from None
+    except (UserError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{path / index} is no shard index ({error})") from None
     shards = sorted(set(stored.values()))
     if any("/" in shard or shard.startswith("..") for shard in shards):
         raise UserError(f"{path / index} names files outside its folder")

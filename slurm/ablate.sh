@@ -1,9 +1,10 @@
 #!/bin/bash
 #SBATCH --job-name=ablate
-#SBATCH --time=30
+#SBATCH --time=24:00:00
 #SBATCH --output=ablate-%j.out
-# A small job that submits the ablation grid; the runs are jobs of their own. From any folder:
-#   sbatch slurm/ablate.sh [options of run_ablations.py]
+# A small job that prepares the corpus, where it is missing, and submits the ablation grid; the runs
+# are jobs of their own. Compute nodes often have no network: prepare a hub corpus on the login node.
+#   sbatch slurm/ablate.sh --preset NAME [options of run_ablations.py]          from any folder
 #   sbatch --account=my-project slurm/ablate.sh --preset paper --slurm-config slurm/config.toml
 # Output, relative to the folder of the command: ablate-JOBID.out. Then, to see how it goes:
 #   python run_ablations.py --status [the same --preset, --only, --seeds, --out]

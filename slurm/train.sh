@@ -21,7 +21,7 @@ python=${PYTHON:-$repository/.venv/bin/python}
 
 # SIGTERM ends the batch shell of a cancelled job; of a preempted one Slurm requeues by itself
 export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" "$python" "$repository/train.py" "$@"
+srun --wait=60 --cpus-per-task="$SLURM_CPUS_PER_TASK" "$python" "$repository/train.py" "$@"
 status=$?
 [ $status -eq 75 ] && scontrol requeue "$SLURM_JOB_ID"
 exit $status

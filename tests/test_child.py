@@ -1,6 +1,6 @@
 """A child checkpoint: cumulative costs, lineage, carried Adam state; and its report card."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -88,6 +88,38 @@ def card(operator: str, d_new: int = 12, **settings) -> dict:
     grown = grow(weights, CFG, d_new, GrowConfig(operator, **settings))
     x_bt = torch.randint(48, (2, 17), generator=torch.Generator().manual_seed(3))
     return report_card(grown.plan, CFG, grown.weights, grown.cfg, x_bt[:, :-1], x_bt[:, 1:])
+
+
+@pytest.mark.parametrize("operator", ["pad", "exact-srio"])
+@pytest.mark.parametrize("d_new", [9, 15, 44])
+def test_exact_at_every_ratio(operator, d_new):
+    """One new coordinate (g = 1), less than twice, more than five times the width."""
+    cfg = replace(CFG, n_head=8, head_dim=1)
+    weights = {k: v.detach() for k, v in GPT(cfg, seed=1).double().named_parameters()}
+    weights = {k: v + 0.1 * torch.randn_like(v) for k, v in weights.items()}
+    x_bt = torch.randint(48, (2, 17), generator=torch.Generator().manual_seed(3))
+    found = {}
+    for name in (operator, "srio"):
+        grown = grow(weights, cfg, d_new, GrowConfig(name))
+        args = (grown.plan, cfg, grown.weights, grown.cfg, x_bt[:, :-1], x_bt[:, 1:])
+        found[name] = report_card(*args)
+    assert found[operator]["max_rel_dlogit"] < 1e-12 and found[operator]["contract"] == "exact"
+    assert found["srio"]["max_rel_dlogit"] > 1e-6 and found["srio"]["contract"] == "approximate"
+
+
+def test_interrupted_learning_leaves_nothing_and_repeats(parent, corpus_folder, tmp_path):
+    cfg = GrowConfig("srio-lo", learn_steps=3)
+
+    def broken():
+        yield from batches(corpus_folder)[:2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grow_checkpoint(parent, tmp_path / "c", 12, cfg, batches=broken())
+    assert list(tmp_path.iterdir()) == []
+    for name in ("c", "d"):
+        grow_checkpoint(parent, tmp_path / name, 12, cfg, batches=batches(corpus_folder))
+    assert checkpoint.load(tmp_path / "c").hash == checkpoint.load(tmp_path / "d").hash
 
 
 def test_card_tells_exact_from_approximate():

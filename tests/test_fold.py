@@ -67,3 +67,25 @@ def test_an_operator_left_in_the_forward_would_be_seen():
     torch.nn.utils.parametrizations.orthogonal(model.h[0].attn.q)
     assert ops_of_a_step(model, cfg) != ops_of_a_step(plain, cfg)
     assert list(model.state_dict()) != list(plain.state_dict())
+
+
+def test_grown_model_is_as_fast_as_a_plain_one():
+    """In turn, so that a busy machine slows both: the median ratio of the times is near 1."""
+    import statistics
+    import time
+
+    cfg = GPTConfig(vocab_size=64, block_size=32, n_layer=2, n_head=4, head_dim=8, d_model=32)
+    weights = {k: v.detach() for k, v in GPT(cfg).named_parameters()}
+    grown = grow(weights, cfg, 48, GrowConfig("srio", attn="convex", ffn="tiled"))
+    wide, plain = GPT(grown.cfg, seed=None), GPT(grown.cfg, seed=1)
+    wide.load_state_dict(grown.weights)
+    x_bt = torch.zeros(8, 32, dtype=torch.long)
+
+    def seconds(model) -> float:
+        start = time.perf_counter()
+        model(x_bt, x_bt).backward()
+        return time.perf_counter() - start
+
+    seconds(wide), seconds(plain)
+    ratios = [seconds(wide) / seconds(plain) for _ in range(25)]
+    assert 0.7 < statistics.median(ratios) < 1.4

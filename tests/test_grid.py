@@ -68,7 +68,7 @@ def test_scratch_flops_spends_what_parent_and_stage_spend():
 
 
 def test_paper_protocol():
-    """24 M -> 44 M -> 70 M -> 101 M -> 119 M, 20 tokens per parameter, context 256 (recipe 7)."""
+    """24 M -> 44 M -> 70 M -> 101 M -> 119 M, 20 tokens per parameter, context 256."""
     chain = PRESETS["paper-chain"]
     sizes = [count_parameters(chain.config(k)) / 1e6 for k in range(5)]
     assert [round(size) for size in sizes] == [24, 44, 70, 101, 119]

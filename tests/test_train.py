@@ -603,12 +603,14 @@ def test_tensorboard_gets_every_row(cfg, monkeypatch):
     sent, package = [], ModuleType("tensorboard")
     package.__spec__ = ModuleSpec("tensorboard", None)
     bridge = ModuleType("torch.utils.tensorboard")
-    bridge.SummaryWriter = lambda folder: SimpleNamespace(add_scalar=lambda *row: sent.append(row))
+    bridge.SummaryWriter = lambda folder: SimpleNamespace(
+        add_scalar=lambda *row: sent.append(row), close=lambda: sent.append(("closed",))
+    )
     monkeypatch.setitem(sys.modules, "tensorboard", package)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", bridge)
     summary = train(replace(cfg, tracker="tensorboard"))
     assert [row[2] for row in sent if row[0] == "loss"] == [128 * s for s in range(1, 21)]
-    assert ("val_loss", summary["metrics"]["val_loss"], 2560) in sent
+    assert ("val_loss", summary["metrics"]["val_loss"], 2560) in sent and sent[-1] == ("closed",)
 
 
 def command(monkeypatch, cfg) -> int:

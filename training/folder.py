@@ -130,7 +130,8 @@ class Log:
             )
         self.file = open(self.path, "ab")
         self.file.truncate(state.metrics_bytes)
-        self.track = start_tracker(run.cfg.tracker, run.cfg.out, run.name)
+        run_hash = checkpoint.hash_json(run.identity)
+        self.track, self.end_track = start_tracker(run.cfg.tracker, run.cfg.out, run.name, run_hash)
         self.began, self.first_step, self.told = time.monotonic(), state.step, 0.0
         tty = sys.stderr.isatty()
         self.bar = tqdm(
@@ -181,22 +182,28 @@ class Log:
         if not self.mute:
             self.bar.close()
             self.file.close()
+            self.end_track()
 
 
-def start_tracker(name: str, out: Path, run_name: str) -> Callable[[dict], None]:
-    """A function that sends one row of metrics.jsonl to tensorboard or wandb; "" sends nothing."""
+def start_tracker(
+    name: str, out: Path, run_name: str, run_hash: str
+) -> tuple[Callable[[dict], object], Callable[[], object]]:
+    """What sends one row of metrics.jsonl to tensorboard or wandb, and what ends it; "" does
+    nothing. run_hash: two runs of one name in different grids are two runs."""
     if not name:
-        return lambda row: None
+        return lambda row: None, lambda: None
     if name == "wandb":
         import wandb
 
-        board = wandb.init(name=run_name, id=run_name, resume="allow")
-        return lambda row: board.log(row, step=row["step"])
+        board = wandb.init(name=run_name, id=f"{run_name}-{run_hash[:12]}", resume="allow")
+        return lambda row: board.log(row, step=row["step"]), board.finish
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(out / "tensorboard"))
-    return lambda row: [
-        writer.add_scalar(key, value, row["tokens"])
-        for key, value in row.items()
-        if value is not None and key not in ("step", "tokens")
-    ]
+
+    def send(row: dict) -> None:
+        for key, value in row.items():
+            if value is not None and key not in ("step", "tokens"):
+                writer.add_scalar(key, value, row["tokens"])
+
+    return send, writer.close

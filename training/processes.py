@@ -58,6 +58,8 @@ def find_place(device: str = "auto", dtype: str = "auto") -> Place:
         for key, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
     chosen = pick_device(device, local)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)  # pinned copies and NCCL then stay off the other GPUs
     return Place(rank, size, local, chosen, pick_dtype(dtype, chosen))
 
 
@@ -87,8 +89,6 @@ def process_group(place: Place) -> Iterator[None]:
     if place.size == 1 or dist.is_initialized():
         yield
         return
-    if place.device.type == "cuda":
-        torch.cuda.set_device(place.device)
     dist.init_process_group("nccl" if place.device.type == "cuda" else "gloo")
     try:
         yield

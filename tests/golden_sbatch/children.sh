@@ -23,4 +23,4 @@ export OPENBLAS_NUM_THREADS=2
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output OUT/jobs/slurm/%A_%a_%t_log.out --cpus-per-task=2 PYTHON -u -m submitit.core._submit OUT/jobs/slurm
+srun --unbuffered --output OUT/jobs/slurm/%A_%a_%t_log.out --cpus-per-task=2 --wait=60 PYTHON -u -m submitit.core._submit OUT/jobs/slurm

@@ -29,4 +29,4 @@ export OPENBLAS_NUM_THREADS=8
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output OUT/jobs/slurm/%j_%t_log.out --cpus-per-task=8 PYTHON -u -m submitit.core._submit OUT/jobs/slurm
+srun --unbuffered --output OUT/jobs/slurm/%j_%t_log.out --cpus-per-task=8 --wait=60 PYTHON -u -m submitit.core._submit OUT/jobs/slurm
