@@ -1,6 +1,7 @@
 """Grow a Hugging Face folder into a wider one, tensor by tensor, and measure what changed."""
 
 import ctypes
+import re
 import resource
 import time
 from dataclasses import asdict, dataclass, replace
@@ -331,4 +332,10 @@ def return_memory() -> None:
 
 
 def peak_rss_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6  # Linux counts KiB
+    """This process's largest resident size. getrusage also counts what its parent had when it was
+    started, so Linux's own high-water mark comes first."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1e3
+    except (OSError, TypeError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
