@@ -24,10 +24,12 @@ from rows import by_stage, load_rows, matched, number
 BASELINE = "nrio"
 # The order of variants in tables and pictures; variants not named here follow, by name.
 ORDER = (
-    *("parent", "scratch", "scratch-flops", "nrio", "nrio-convex", "nrio-tiled", "nrio-policies"),
-    *("zero-pad", "net2net", "aki", "sparkling", "lossless", "exact-srio", "srio", "srio-gate"),
-    *("srio-lo", "srio-rotate-only", "srio-gamma-only", "mrio", "mrio-lo", "lrio-orth", "lrio"),
-    *("lrio-gate", "ligo", "full-nogate", "full"),
+    *("parent", "scratch", "scratch-flops", "nrio", "nrio-gate", "nrio-transfer", "nrio-convex"),
+    *("nrio-tiled", "nrio-policies", "zero-pad", "net2net", "aki", "sparkling", "lossless-pad"),
+    *("exact-srio", "srio-eps-0.5", "srio-eps0", "srio-eps0.25", "srio", "srio-eps0.75"),
+    *("srio-eps1", "srio-eps1.25", "srio-gate", "srio-rotate-only", "srio-gamma-only"),
+    *("srio-transfer", "srio-asymmetric", "srio-lo", "srio-free", "mrio", "mrio-lo", "lrio-orth"),
+    *("lrio", "lrio-gate", "ligo", "full-nogate", "full"),
 )
 
 

@@ -148,3 +148,9 @@ def test_mrio_refuses_what_an_older_age_cannot_do():
         expand_grid("mini-chain", ["mrio@epsilon=1.5"], [0])
     with pytest.raises(UserError, match="2 values"):
         expand_grid("tiny", ["mrio@epsilons=0.1,0.2"], [0])
+
+
+def test_tables_know_the_place_of_every_variant():
+    from aggregate import ORDER
+
+    assert set(ORDER) == {"parent", *VARIANTS}
