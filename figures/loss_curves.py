@@ -94,7 +94,8 @@ def _xy(row: dict) -> tuple[np.ndarray, np.ndarray]:
 def _picture(rows: list[dict]) -> plt.Figure:
     all_curves = curves(rows)
     looks = style.looks([curve.variant for curve in all_curves])
-    figure, (whole, zoom) = plt.subplots(1, 2, figsize=(12, 5.4), width_ratios=(1, 1.15))
+    height = max(5.4, 0.29 * len(all_curves) + 1)  # a line of its own for every label
+    figure, (whole, zoom) = plt.subplots(1, 2, figsize=(12, height), width_ratios=(1, 1.15))
     for axes in (whole, zoom):
         for curve in all_curves:
             _plot(axes, curve, looks[curve.variant], len(all_curves) <= MANY)
@@ -176,7 +177,8 @@ def _label_ends(axes: Axes, all_curves: list[Curve], looks: dict[str, dict]) -> 
     ordered = sorted(all_curves, key=lambda curve: curve.final)
     low, high = axes.get_ylim()
     ends = [(curve.final - low) / (high - low) for curve in ordered]  # in axes heights
-    places = style.spread_labels([min(max(e, 0), 1) for e in ends], 0.056, 0.0, 1.0)
+    gap = 0.056 * 5.4 / axes.figure.get_figheight()
+    places = style.spread_labels([min(max(e, 0), 1) for e in ends], gap, 0.0, 1.0)
     for curve, end, place in zip(ordered, ends, places, strict=True):
         color, dashes = (looks[curve.variant][name] for name in ("color", "linestyle"))
         line = {"transform": axes.transAxes, "clip_on": False, "color": color}
