@@ -400,10 +400,10 @@ class GridBar:
 
 def summarize(folder: Path, pictures: Path, allow_missing: bool = False) -> None:
     """Table and claims of the rows in `folder`, written beside them; the table printed; figures."""
-    import aggregate
-    from claims import claims
+    from analysis import aggregate
+    from analysis.claims import claims
+    from analysis.rows import load_rows
     from figures import loss_curves, loss_table
-    from rows import load_rows
 
     rows = load_rows(folder)
     df = aggregate.table(rows, allow_missing=allow_missing)
@@ -417,7 +417,7 @@ def summarize(folder: Path, pictures: Path, allow_missing: bool = False) -> None
 
 def publish(out: Path, name: str) -> None:
     """Copy rows to results/NAME, where they are committed, and make its tables and figures."""
-    from rows import load_rows, matched
+    from analysis.rows import load_rows, matched
 
     target, rows = ROOT / "results" / name, {row["run_id"]: row for row in load_rows(out)}
     there = load_rows(target) if (target / "rows").is_dir() else []

@@ -20,7 +20,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
 
-from aggregate import write_atomic  # noqa: E402
+from analysis.aggregate import write_atomic  # noqa: E402
 from checkpoint import write_json  # noqa: E402
 from cluster import code_version  # noqa: E402
 from training.processes import Place  # noqa: E402

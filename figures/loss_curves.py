@@ -17,10 +17,10 @@ import numpy as np
 import tyro
 from matplotlib.axes import Axes
 
-from aggregate import variant_key
+from analysis.aggregate import variant_key
+from analysis.rows import by_stage, load_rows, matched
 from errors import exit_on_user_error, read_command_line
 from figures import style
-from rows import by_stage, load_rows, matched
 
 ZOOM = 0.6  # the right panel starts at this share of the stage's tokens
 MANY = 10  # above this many variants the single seeds are left out

@@ -16,11 +16,11 @@ import matplotlib.pyplot as plt
 import tyro
 from matplotlib.axes import Axes
 
-from aggregate import BASELINE, variant_key
+from analysis.aggregate import BASELINE, variant_key
+from analysis.paired import Estimate, contrast
+from analysis.rows import by_stage, load_rows, matched
 from errors import UserError, exit_on_user_error, read_command_line
 from figures import style
-from paired import Estimate, contrast
-from rows import by_stage, load_rows, matched
 
 PANELS = (("validation loss", "metrics.val_loss"), ("training loss", "metrics.train_loss"))
 

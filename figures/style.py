@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from aggregate import variant_key, write_atomic
+from analysis.aggregate import variant_key, write_atomic
 
 FAMILIES = {
     "scratch": "#777777",

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import aggregate
-from aggregate import load_rows, markdown, print_table, table, tokens_to_reach, write_table
-from claims import CLAIMS, claims, verdict
+from analysis import aggregate
+from analysis.aggregate import load_rows, markdown, print_table, table, tokens_to_reach, write_table
+from analysis.claims import CLAIMS, claims, verdict
+from analysis.paired import contrast, estimate
+from analysis.rows import MAX_ROW_BYTES, matched
 from errors import UserError
-from paired import contrast, estimate
-from rows import MAX_ROW_BYTES, matched
 from tests.synthetic_rows import STAGE_TOKENS, diverged, grid, row, write
 
-ROOT = Path(aggregate.__file__).parent
+ROOT = Path(aggregate.__file__).parents[1]
 
 
 def line(df, variant, stage=2):
@@ -500,7 +500,7 @@ def test_inputs_are_not_changed():
 
 
 def _run(*arguments):
-    command = [sys.executable, "aggregate.py", *map(str, arguments)]
+    command = [sys.executable, "-m", "analysis.aggregate", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 

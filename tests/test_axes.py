@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import exactness
+from checks import exactness
 from errors import UserError
 from models import hf
 from models.axes import TABLES, parse, specs, spread

@@ -1,21 +1,23 @@
 """The crash test, short: a few kills pass, and code that writes in place is found out."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import crash_test
+from checks import crash
 from errors import exit_on_user_error
 
 ROOT = Path(__file__).resolve().parents[1]
 SABOTAGED = """
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import json, time
-import crash_test, run_ablations, train
-from crash_test import Kill
+import run_ablations, train
+from checks import crash
+from checks.crash import Kill
 
 def write_row(path, row):  # a row that appears bit by bit
     path.parent.mkdir(exist_ok=True)
@@ -34,20 +36,23 @@ def resume(run, optimizer, names):  # Adam moments that a resumed run forgets
 original, train.resume = train.resume, resume
 run_ablations.write_row = write_row
 moments = [Kill("before", number=60, kind="checkpoint"), Kill("after", 0.2, 2, "row")]
-crash_test.choose = lambda *_: moments.pop(0)
-crash_test.MOST_KILLS = 1
-crash_test.main()
+crash.choose = lambda *_: moments.pop(0)
+crash.MOST_KILLS = 1
+crash.main()
 """
 
 
 def python(*words: str, cwd: Path) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True
+    )
 
 
 @pytest.mark.slow
 def test_a_few_kills_change_nothing(tmp_path):
     words = ["--kills", "5", "--seed", "1", "--out", "work", "--report", "report"]
-    done = python(str(ROOT / "crash_test.py"), *words, cwd=tmp_path)
+    done = python("-m", "checks.crash", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report" / "crash.json").read_text())
     assert report["kills"] == 5 and report["failures"] == []
@@ -78,9 +83,9 @@ def test_a_used_folder_and_silly_numbers_are_refused(
 ):
     (tmp_path / "mine").write_text("")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["crash_test.py", option])
+    monkeypatch.setattr(sys, "argv", ["crash.py", option])
     with pytest.raises(SystemExit, match="2"):
-        exit_on_user_error(crash_test.main)
+        exit_on_user_error(crash.main)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

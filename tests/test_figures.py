@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import aggregate
-from aggregate import ORDER
+from analysis import aggregate
+from analysis.aggregate import ORDER
 from errors import UserError
 from figures import loss_curves, loss_table, style
 from tests.synthetic_rows import diverged, grid, row, write
 
-ROOT = Path(aggregate.__file__).parent
+ROOT = Path(aggregate.__file__).parents[1]
 
 
 @pytest.mark.parametrize("module", [loss_curves, loss_table])

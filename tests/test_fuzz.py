@@ -1,4 +1,4 @@
-"""A short sweep of fuzz_inputs.py, and the judge itself: it must find what it is there to find."""
+"""A short sweep of checks.fuzz, and the judge itself: it must find what it is there to find."""
 
 import json
 import pickle
@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from checks.fuzz import damage, judge
+from checks.fuzz.judge import Case
 from errors import UserError
-from fuzz import damage, judge
-from fuzz.judge import Case
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_a_short_sweep_has_no_fault(tmp_path):
-    command = [sys.executable, str(ROOT / "fuzz_inputs.py"), "--cases", "40", "--seed", "7"]
+    command = [sys.executable, "-m", "checks.fuzz", "--cases", "40", "--seed", "7"]
     done = subprocess.run(
-        [*command, "--real", "0", "--out", str(tmp_path)], capture_output=True, text=True
+        [*command, "--real", "0", "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "fuzz.json").read_text())

@@ -151,6 +151,6 @@ def test_mrio_refuses_what_an_older_age_cannot_do():
 
 
 def test_tables_know_the_place_of_every_variant():
-    from aggregate import ORDER
+    from analysis.aggregate import ORDER
 
     assert set(ORDER) == {"parent", *VARIANTS}

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import checkpoint
-import exactness
 import grow
+from checks import exactness
 from errors import UserError
 from models.gpt import GPT, GPTConfig
 

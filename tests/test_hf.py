@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import checkpoint
-import exactness
+from checks import exactness
 from growth import folder, gauge, lossless, pad
 from growth.plan import GrowConfig
 from models import convert, hf, hf_folder, rope

@@ -17,8 +17,8 @@ import torch
 
 import checkpoint
 import grow
+from checks.fuzz.world import reseal
 from errors import UserError
-from fuzz.world import reseal
 from models import hf_folder
 from models.convert import ConvertConfig, convert
 from models.gpt import GPT, GPTConfig

@@ -126,10 +126,10 @@ def test_chain_counts_what_it_spent_and_restarts_the_gate(tmp_path):
     """16 -> 24 -> 32: every child names its parent, costs add up, ages reach MRIO."""
     from dataclasses import asdict
 
-    import aggregate
+    from analysis import aggregate
+    from analysis.rows import load_rows
     from data.prepare import PrepareConfig, prepare
     from grid import expand_grid
-    from rows import load_rows
     from run_ablations import execute
 
     (tmp_path / "texts").mkdir()

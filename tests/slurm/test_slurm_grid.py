@@ -12,8 +12,8 @@ import pytest
 
 import cluster
 import run_ablations
+from checks.crash import without_clock
 from cluster import Job
-from crash_test import without_clock
 from grid import PRESETS, expand_grid
 from tests.slurm.conftest import sbatch, wait_for
 from tests.test_train import at_batch, crash

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from errors import exit_on_user_error
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CPU_S = 5  # seconds of CPU time a case may take
 MEMORY_MB = 1000  # a case may allocate on top of what its imports hold
 WALL_S = 30.0  # for a case that sleeps instead of working

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzz.judge import Case
-from fuzz.world import run_arguments
+from checks.fuzz.judge import Case
+from checks.fuzz.world import run_arguments
 
 LONG = "x" * 100_000
 WHOLE = ("nan", "inf", "-1", "1.5", "abc", "", "1e3", "9" * 30, "-" + "9" * 30, "0x10", "1,000")

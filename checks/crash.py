@@ -1,6 +1,6 @@
 """Kill a chain of runs with SIGKILL, hundreds of times, and ask for the same result to the bit.
 
-    python crash_test.py --kills 200
+    python -m checks.crash --kills 200
 
 One chain is what a user runs: prepare a corpus, train a parent, grow it, train the child, write two
 result rows (preset smoke of grid.py, with a small text of its own). A chain is killed, checked,
@@ -43,7 +43,7 @@ from run_ablations import execute
 from training.processes import Place
 from training.summary import hardware, versions
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
 VARIANT = "srio"
 RUNS = ("parent-s0", f"{VARIANT}-s0")
 CLOCK = {"wall_s", "train_s", "seconds", "tokens_per_s", "finished"}  # may differ between chains
@@ -109,7 +109,7 @@ def main() -> None:
     counts, chains, failures = run_chains(args, out, reference)
     report = {
         "schema": 1,
-        "command": f"python crash_test.py --kills {args.kills} --seed {args.seed}",
+        "command": f"python -m checks.crash --kills {args.kills} --seed {args.seed}",
         **code_version(),
         "seed": args.seed,
         "kills": sum(counts.values()),
@@ -150,7 +150,7 @@ def chain(folder: Path) -> None:
     data = folder / "corpora" / "texts"
     prepare(PrepareConfig(source=source, tokenizer="byte", out=data, shard_tokens=4000))
     for run in expand_grid("smoke", [VARIANT], [0]):
-        spec = {"preset": "smoke", "data": str(data), "command": "crash_test.py"}
+        spec = {"preset": "smoke", "data": str(data), "command": "crash.py"}
         spec |= {"code": {"commit": None, "dirty": False}, "run": asdict(run)}
         execute(str(folder), run.run_id, spec)
 

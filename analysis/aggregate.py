@@ -1,6 +1,6 @@
 """Rows to tables: one line per variant and stage, with paired statistics, costs and claims.
 
-    python aggregate.py results/tiny
+    python -m analysis.aggregate results/tiny
 
 reads results/tiny/rows/*.json, prints the loss table and writes table.csv, table.md, claims.md.
 Losses are nats per token. A difference is variant - baseline, paired by seed: negative is better.
@@ -16,10 +16,10 @@ from pathlib import Path
 import pandas as pd
 import tyro
 
-from claims import claims, scale
+from analysis.claims import claims, scale
+from analysis.paired import contrast, estimate, values_by_seed
+from analysis.rows import by_stage, load_rows, matched, number
 from errors import UserError, exit_on_user_error, read_command_line
-from paired import contrast, estimate, values_by_seed
-from rows import by_stage, load_rows, matched, number
 
 BASELINE = "nrio"
 # The order of variants in tables and pictures; variants not named here follow, by name.

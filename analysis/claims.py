@@ -10,8 +10,8 @@ tokens of the stage; the validation loss is shown beside it and decides nothing.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paired import Estimate, contrast, values_by_seed
-from rows import by_stage, matched
+from analysis.paired import Estimate, contrast, values_by_seed
+from analysis.rows import by_stage, matched
 
 MIN_SEEDS = 5
 MARGIN = 0.01  # nats/token: "does not beat" allows a lead smaller than this

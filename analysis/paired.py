@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from rows import number
+from analysis.rows import number
 
 CONFIDENCE = 0.95
 

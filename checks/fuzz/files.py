@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fuzz.damage import BOMBS, dump, lying_headers, spoil_bytes, spoil_json
-from fuzz.judge import Case
-from fuzz.options import check_run, shuffled
-from fuzz.world import reseal, run_arguments
+from checks.fuzz.damage import BOMBS, dump, lying_headers, spoil_bytes, spoil_json
+from checks.fuzz.judge import Case
+from checks.fuzz.options import check_run, shuffled
+from checks.fuzz.world import reseal, run_arguments
 
 Spoil = Callable[[Path], object]  # changes files below a folder
 
@@ -365,7 +365,7 @@ def check_corpus(folder: Path) -> None:
 
 
 def rows(rng: np.random.Generator, world: Path) -> Iterator[Case]:
-    """A spoilt result row, read by aggregate.py, by --summarize's readers, and by --status."""
+    """A spoilt result row, read by the table, --summarize and --status."""
     source = world / "grid" / "rows"
     name = "nrio-s1.json"
     spoils = mixed(rng, file_spoils(rng, source, name), *[json_spoils(rng, source, name)] * 4)
@@ -374,7 +374,7 @@ def rows(rng: np.random.Generator, world: Path) -> Iterator[Case]:
         def make(folder: Path, spoil=spoil) -> None:
             copied(source, "rows", spoil)(folder)
 
-        yield Case("result rows", f"aggregate.py: {what}", "aggregate:main",
+        yield Case("result rows", f"analysis.aggregate: {what}", "analysis.aggregate:main",
                    (".", "--allow-missing"), ("nrio", "rows", "seed"), make, check_table,
                    ("table.csv", "table.md", "claims.md"))  # fmt: skip
 

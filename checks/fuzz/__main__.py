@@ -1,6 +1,6 @@
 """Bad inputs by the hundred: options, checkpoints, model folders, corpora, texts, rows, settings.
 
-    python fuzz_inputs.py --cases 300 --seed 0
+    python -m checks.fuzz --cases 300 --seed 0
 
 Every case must end in one useful line ("error: ...", exit 2, nothing written) or in a run whose
 result is right; within 5 s of CPU time and 1 GB, without a write outside its folder, without a
@@ -21,17 +21,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from aggregate import write_atomic  # noqa: E402
+from analysis.aggregate import write_atomic  # noqa: E402
 from checkpoint import write_json  # noqa: E402
+from checks.fuzz import files, options  # noqa: E402
+from checks.fuzz.judge import Case, Verdict, judge  # noqa: E402
+from checks.fuzz.world import make_world  # noqa: E402
 from cluster.code import code_version  # noqa: E402
 from errors import UserError, exit_on_user_error, read_command_line  # noqa: E402
-from fuzz import files, options  # noqa: E402
-from fuzz.judge import Case, Verdict, judge  # noqa: E402
-from fuzz.world import make_world  # noqa: E402
 from training.processes import Place  # noqa: E402
 from training.summary import hardware, versions  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 GROUPS = {  # generator -> its share of the cases
     options.training: 4,
     options.grid: 4,
@@ -47,7 +47,15 @@ GROUPS = {  # generator -> its share of the cases
     files.slurm_settings: 2,
 }
 # imported before the cases start, so that a case pays only for what it does
-MODULES = ("train", "grow", "grid", "aggregate", "run_ablations", "cluster", "claims")
+MODULES = (
+    "train",
+    "grow",
+    "grid",
+    "analysis.aggregate",
+    "run_ablations",
+    "cluster",
+    "analysis.claims",
+)
 MODULES += ("figures.loss_curves", "figures.loss_table", "growth.child", "models.convert")
 MODULES += ("data.prepare", "pyarrow.parquet", "transformers.models.gpt2.modeling_gpt2")
 
@@ -124,7 +132,7 @@ def report(cfg: FuzzConfig, verdicts: list[Verdict], real: list[Verdict]) -> dic
         counts = groups.setdefault(verdict.case.group, {"refused": 0, "ran": 0, "faults": 0})
         counts["faults" if verdict.fault else verdict.outcome] += 1
     return {
-        "command": f"python fuzz_inputs.py --cases {cfg.cases} --seed {cfg.seed}",
+        "command": f"python -m checks.fuzz --cases {cfg.cases} --seed {cfg.seed}",
         **code_version(),
         "hardware": hardware(Place()),
         "versions": versions(),
