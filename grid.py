@@ -1,6 +1,6 @@
 """The ablation grid as data: variants, presets, and the runs they expand to.
 
-Nothing here trains. A Run is plain data that run_ablations.execute() carries out; two runs of one
+Nothing here trains. A Run is plain data that cluster.execute.execute() carries out; two runs of one
 seed and stage differ in nothing but their variant: same parent, same batches, same evaluation.
 """
 
@@ -201,6 +201,11 @@ class Run:
     def flops(self) -> int:
         """Training FLOPs of this stage; the parent's and the operator's are counted in its row."""
         return self.tokens * flops_per_token(GPTConfig(**self.train["model"]))
+
+    @property
+    def plan(self) -> dict:
+        """What the grid decides; rows of one run_id with another plan are never mixed."""
+        return {"train": self.train, "grow": self.grow, "optimizer": self.optimizer}
 
 
 def expand_grid(preset_name: str, variants: list[str], seeds: list[int]) -> list[Run]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import checkpoint
 from errors import UserError
 
 MAX_ROW_BYTES = 8 * 2**20
@@ -70,7 +71,7 @@ def load_rows(folder: Path) -> list[dict]:
     files = [file for file in sorted(_row_folder(folder).glob("[!.]*.json")) if file.is_file()]
     if not files:
         raise UserError(f"no rows (*.json) in {_row_folder(folder)}; run run_ablations.py first")
-    rows = [_load_row(file) for file in files]
+    rows = [read_row(file) for file in files]
     seen: dict[tuple, Path] = {}
     for file, row in zip(files, rows, strict=True):
         key = (row["stage"], row["variant"], row["seed"])
@@ -80,6 +81,15 @@ def load_rows(folder: Path) -> list[dict]:
             )
         seen[key] = file
     return sorted(rows, key=lambda row: (stage_key(row["stage"]), row["variant"], row["seed"]))
+
+
+def row_path(out: str | Path, run_id: str) -> Path:
+    return Path(out) / "rows" / f"{run_id}.json"
+
+
+def write_row(path: Path, row: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_json(path, row)
 
 
 def row_name(row: dict) -> str:
@@ -108,7 +118,8 @@ def _row_folder(folder: Path) -> Path:
     return folder
 
 
-def _load_row(file: Path) -> dict:
+def read_row(file: Path) -> dict:
+    """One whole, well-formed row; a UserError that names the file otherwise."""
     size = file.stat().st_size
     if size > MAX_ROW_BYTES:
         raise UserError(

@@ -34,12 +34,12 @@ from tqdm import tqdm
 
 import checkpoint
 from cluster import code_version
+from cluster.execute import execute
 from data.prepare import PrepareConfig, prepare
 from data.shards import Corpus
 from errors import UserError, exit_on_user_error, read_command_line
 from grid import PRESETS, expand_grid
 from models.gpt import count_parameters
-from run_ablations import execute
 from training.processes import Place
 from training.summary import hardware, versions
 

@@ -30,7 +30,7 @@ from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment
 
 from errors import UserError
 
-TARGET = "run_ablations:execute"  # called in the job as execute(out, run_id, spec)
+TARGET = "cluster.execute:execute"  # called in the job as execute(out, run_id, spec)
 GRACE_S = 60.0  # a run may take this long to finish its step and save before it is killed
 LOCK_WAIT_S = 30.0  # a rerun waits this long for a predecessor that is still saving
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SABOTAGED = """
 import sys; sys.path.insert(0, sys.argv.pop(1))
 import json, time
-import run_ablations, train
+import cluster.execute, train
 from checks import crash
 from checks.crash import Kill
 
@@ -34,7 +34,7 @@ def resume(run, optimizer, names):  # Adam moments that a resumed run forgets
     return state
 
 original, train.resume = train.resume, resume
-run_ablations.write_row = write_row
+cluster.execute.write_row = write_row
 moments = [Kill("before", number=60, kind="checkpoint"), Kill("after", 0.2, 2, "row")]
 crash.choose = lambda *_: moments.pop(0)
 crash.MOST_KILLS = 1

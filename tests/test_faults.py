@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 import checkpoint
-import run_ablations
+import cluster.execute as execute_module
 import train as train_module
+from cluster import output
+from cluster.execute import execute
 from errors import UserError, exit_on_user_error
 from grid import expand_grid
 from tests.test_train import MODEL, arguments, at_batch, crash, result, timeless
@@ -238,7 +240,7 @@ def grid_run(tmp_path_factory, corpus_folder):
     run = expand_grid("smoke", ["scratch"], [0])[0]
     run = replace(run, train=run.train | {"steps": 20, "save_every": 5})
     out = tmp_path_factory.mktemp("grid")
-    run_ablations.execute(str(out), run.run_id, spec_of(run, corpus_folder))
+    execute(str(out), run.run_id, spec_of(run, corpus_folder))
     return run, row(out, run.run_id)
 
 
@@ -255,35 +257,35 @@ def test_nan_gradients_make_a_row_that_says_why(grid_run, tmp_path, corpus_folde
     with monkeypatch.context() as patch:
         patch.setattr(train_module, "gradients", poisoned)
         with pytest.raises(UserError, match="scratch-s0 diverged: .*gradient norm nan at step 12"):
-            run_ablations.execute(str(tmp_path), run.run_id, spec)
+            execute(str(tmp_path), run.run_id, spec)
         patch.setattr(train_module, "fit", None)  # called again, it does not train but says so
         with pytest.raises(UserError, match="scratch-s0 diverged"):
-            run_ablations.execute(str(tmp_path), run.run_id, spec)
+            execute(str(tmp_path), run.run_id, spec)
     assert row(tmp_path, run.run_id)["status"] == "diverged"
     assert "step 12" in row(tmp_path, run.run_id)["reason"]
-    assert run_ablations.is_done(tmp_path, run.run_id)  # not repeated, unless asked to:
-    run_ablations.forget_failed(tmp_path, [run])
-    run_ablations.execute(str(tmp_path), run.run_id, spec)
+    assert output.is_done(tmp_path, run.run_id)  # not repeated, unless asked to:
+    output.forget_failed(tmp_path, [run])
+    execute(str(tmp_path), run.run_id, spec)
     assert row(tmp_path, run.run_id) == undisturbed
 
 
 def test_full_disk_at_the_row(grid_run, disk, corpus_folder, monkeypatch):
     (run, undisturbed), (folder, remount) = grid_run, disk
     remount("size=4m")
-    spec, original = spec_of(run, corpus_folder), run_ablations.write_row
+    spec, original = spec_of(run, corpus_folder), execute_module.write_row
 
     def write_row(*arguments):
         if not (folder / "ballast").exists():
             fill(folder)
         original(*arguments)
 
-    monkeypatch.setattr(run_ablations, "write_row", write_row)
+    monkeypatch.setattr(execute_module, "write_row", write_row)
     with pytest.raises(OSError) as error:
-        run_ablations.execute(str(folder), run.run_id, spec)
+        execute(str(folder), run.run_id, spec)
     assert error.value.errno == errno.ENOSPC
-    assert not run_ablations.is_done(folder, run.run_id)
+    assert not output.is_done(folder, run.run_id)
     (folder / "ballast").write_bytes(b"")
-    run_ablations.execute(str(folder), run.run_id, spec)
+    execute(str(folder), run.run_id, spec)
     assert row(folder, run.run_id) == undisturbed
     assert not list((folder / "rows").glob(".*"))
 

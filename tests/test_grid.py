@@ -42,8 +42,8 @@ def test_learned_operators_pay_for_their_tokens(preset):
 
 
 def test_learning_batches_are_no_stage_s_own(corpus_folder):
+    from cluster.execute import learning_batches
     from data.shards import Corpus
-    from run_ablations import learning_batches
 
     corpus, cfg = Corpus(corpus_folder), GrowConfig("ligo", learn_steps=1, learn_batch=2)
     run = expand_grid("mini-chain", ["ligo"], [1])[1]

@@ -55,13 +55,13 @@ def test_list_names_every_variant():
 
 
 def test_dry_run_prints_the_papers_budget(monkeypatch, capsys):
-    import run_ablations
+    from cluster import budget
     from grid import PRESETS, expand_grid
 
-    monkeypatch.setattr(run_ablations, "tokens_per_second", lambda cfg, jobs: 1e5)
+    monkeypatch.setattr(budget, "tokens_per_second", lambda cfg, jobs: 1e5)
     preset = PRESETS["paper"]
     runs = expand_grid("paper", list(preset.variants), list(preset.seeds))
-    run_ablations.print_budget("paper", preset, runs, 1)
+    budget.print_budget("paper", preset, runs, 1)
     text = capsys.readouterr().out
     assert "23,988,480" in text and "44,240,256" in text and "884,801,536" in text
     assert "45 runs" in text and f"{sum(run.tokens for run in runs):,} tokens" in text
@@ -128,9 +128,9 @@ def test_chain_counts_what_it_spent_and_restarts_the_gate(tmp_path):
 
     from analysis import aggregate
     from analysis.rows import load_rows
+    from cluster.execute import execute
     from data.prepare import PrepareConfig, prepare
     from grid import expand_grid
-    from run_ablations import execute
 
     (tmp_path / "texts").mkdir()
     for i in range(40):

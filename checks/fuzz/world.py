@@ -61,8 +61,8 @@ def fill(place: Path) -> None:
 
 def fill_grid(out: Path, corpus: Path) -> None:
     """Two seeds of parent, scratch and nrio, a few steps each: real rows and checkpoints."""
+    from cluster.execute import execute
     from grid import expand_grid
-    from run_ablations import execute
 
     code = {"commit": "0" * 40, "dirty": False}
     spec = {"preset": "smoke", "data": str(corpus), "command": "fuzz", "code": code}

@@ -1,6 +1,6 @@
 """A run without a model: it counts to `spec["steps"]`, one file write per step, and resumes.
 
-Called in jobs as `run(out, run_id, spec)`, like `run_ablations.execute`. It behaves as training
+Called in jobs as `run(out, run_id, spec)`, like `cluster.execute.execute`. It behaves as training
 does: SIGUSR1, SIGUSR2 and SIGTERM save within one step and raise `Interrupted`.
 """
 
@@ -57,9 +57,9 @@ def _load(folder: Path) -> tuple[int, list[dict]]:
 
 
 def train_with_a_bad_rank(out: str, run_id: str, spec: dict) -> None:
-    """`run_ablations.execute`, but rank 1 alone gets SIGUSR2 when it reads the batch of
+    """`cluster.execute.execute`, but rank 1 alone gets SIGUSR2 when it reads the batch of
     spec["stop_at"], and in its next life SIGKILL at that of spec["die_at"]."""
-    import run_ablations
+    from cluster.execute import execute
     from data.shards import Corpus
 
     again = "SLURM_RESTART_COUNT" in os.environ
@@ -72,4 +72,4 @@ def train_with_a_bad_rank(out: str, run_id: str, spec: dict) -> None:
         return original(self, step, *arguments)
 
     Corpus.batch_at = batch_at
-    run_ablations.execute(out, run_id, spec)
+    execute(out, run_id, spec)

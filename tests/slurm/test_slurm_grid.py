@@ -14,6 +14,8 @@ import cluster
 import run_ablations
 from checks.crash import without_clock
 from cluster import Job
+from cluster.execute import execute
+from cluster.output import is_done, make_jobs
 from grid import PRESETS, expand_grid
 from tests.slurm.conftest import sbatch, wait_for
 from tests.test_train import at_batch, crash
@@ -44,8 +46,8 @@ def row(out: Path, run_id: str) -> dict:
 
 
 def states(out: Path, runs: list) -> dict[str, cluster.Status]:
-    jobs = run_ablations.make_jobs(runs, {})
-    return cluster.status(out, jobs, lambda run_id: run_ablations.is_done(out, run_id))
+    jobs = make_jobs(runs, {})
+    return cluster.status(out, jobs, lambda run_id: is_done(out, run_id))
 
 
 def job_id(out: Path, run_id: str) -> str:
@@ -77,7 +79,7 @@ def test_grid_is_submitted_requeued_and_ends_like_a_local_one(slurm, tmp_path, m
     args = run_ablations.Args(source=grid[4].partition("=")[2], corpora=tmp_path / "c")
     data = run_ablations.prepare_corpus(PRESETS["smoke"], args)
     for run in runs:
-        run_ablations.execute(str(tmp_path / "here"), run.run_id, make_spec(run, data))
+        execute(str(tmp_path / "here"), run.run_id, make_spec(run, data))
 
     signaller = threading.Thread(target=signal_one, args=(out, runs), daemon=True)
     signaller.start()
@@ -95,9 +97,7 @@ def test_grid_is_submitted_requeued_and_ends_like_a_local_one(slurm, tmp_path, m
     assert line_of("srio-s0", table)[1:3] == ["queued", "Dependency"]
     assert "1 running, 3 queued of 4" in table or "2 running, 2 queued of 4" in table
 
-    wait_for(
-        lambda: all(run_ablations.is_done(out, run.run_id) for run in runs), 120, log.read_text
-    )
+    wait_for(lambda: all(is_done(out, run.run_id) for run in runs), 120, log.read_text)
     signaller.join()
     assert restarts(out, runs) >= 1
     table = main("--status", *grid)
@@ -128,7 +128,7 @@ def restarts(out: Path, runs: list) -> int:
 def signal_one(out: Path, runs: list) -> None:
     """USR2 to every run that trains, until one has been requeued or all are done."""
     told = set()
-    while not (restarts(out, runs) or all(run_ablations.is_done(out, r.run_id) for r in runs)):
+    while not (restarts(out, runs) or all(is_done(out, r.run_id) for r in runs)):
         for run_id in {run.run_id for run in runs} - told:
             if (out / "runs" / run_id / "progress.json").exists():
                 told.add(run_id)
@@ -147,17 +147,17 @@ def test_ranks_stop_and_die_together_and_any_number_of_them_goes_on(
     with monkeypatch.context() as patch:
         at_batch(patch, 7, crash)
         with pytest.raises(RuntimeError, match="crash"):
-            run_ablations.execute(str(grid.out), run.run_id, spec)
+            execute(str(grid.out), run.run_id, spec)
     job = Job(run.run_id, make_spec(run, corpus_folder, stop_at=8, die_at=12))
     grid.submit(job, target="train_with_a_bad_rank", tasks_per_node=2, gpus_per_node=2)
-    run_ablations.execute(str(tmp_path / "whole"), run.run_id, spec)
+    execute(str(tmp_path / "whole"), run.run_id, spec)
     failed = grid.wait(run.run_id, "failed", 60)
     assert "RuntimeError" in failed.reason and "\n" not in failed.reason
     steps = [path.name for path in (grid.out / "runs" / run.run_id).glob("step_*")]
     assert sorted(steps) == ["step_00000009", "step_00000010"]
     assert grid.note(run.run_id)["restarts"] == 1
 
-    run_ablations.execute(str(grid.out), run.run_id, spec)
+    execute(str(grid.out), run.run_id, spec)
     ended, whole = row(grid.out, run.run_id), row(tmp_path / "whole", run.run_id)
     for part in ("metrics", "curve"):
         for key, value in whole[part].items():
