@@ -17,78 +17,27 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import torch
+from tqdm import tqdm
 
-import torch  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-import checkpoint  # noqa: E402
-from errors import UserError, exit_on_user_error, read_command_line  # noqa: E402
-from growth import folder  # noqa: E402
-from growth.apply import grow  # noqa: E402
-from growth.plan import GrowConfig  # noqa: E402
-from models import hf_folder  # noqa: E402
-from models.gpt import GPT, GPTConfig  # noqa: E402
+import checkpoint
+from checks import zoo
+from checks.zoo import CONTEXT, MODELS, VOCAB, D, Model, logits, shake
+from errors import UserError, exit_on_user_error, read_command_line
+from growth import folder
+from growth.apply import grow
+from growth.plan import GrowConfig
+from models import hf_folder
+from models.gpt import GPT
 
 ROOT = Path(__file__).resolve().parents[1]
-D, HEADS, FFN, VOCAB, CONTEXT = 32, 4, 40, 61, 32
 FACTORS = (2.0, 3.0, 1.5)
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-GROUPED = ("llama", "mistral", "qwen2")  # families with grouped-query attention
 LIMITS = {"float64": 1e-10, "float32": 1e-5}  # of what is claimed exact
 COLUMNS = (
     "model family tied bias activation method factor heads option dtype "
     "max_rel_dlogit kl parent_rounding claim verdict reason"
 ).split()
-
-
-@dataclass(frozen=True)
-class Model:
-    """One row of the matrix: a family with its switches. `extra` goes to the config as it is."""
-
-    family: str
-    tied: bool = True
-    bias: bool = True
-    activation: str = "gelu"
-    extra: tuple[tuple[str, object], ...] = ()
-
-    @property
-    def config(self) -> dict:
-        return dict(self.extra)
-
-
-def model(family: str, tied=True, bias=True, activation="gelu", **extra) -> Model:
-    return Model(family, tied, bias, activation, tuple(extra.items()))
-
-
-MODELS = {
-    "ours": model("ours"),
-    "ours untied": model("ours", tied=False),
-    "ours no bias": model("ours", bias=False),
-    "ours ReLU": model("ours", activation="relu"),
-    "ours RMSNorm SwiGLU RoPE": model(
-        "ours", False, False, "swiglu", norm="rmsnorm", position="rope"
-    ),
-    "ours RoPE tied": model("ours", position="rope"),
-    "GPT-2": model("gpt2", activation="gelu_new"),
-    "GPT-2 untied": model("gpt2", tied=False, activation="gelu_new"),
-    "GPT-2 ReLU": model("gpt2", activation="relu"),
-    "BERT GELU": model("bert"),
-    "BERT GELU untied": model("bert", tied=False),
-    "BERT ReLU": model("bert", activation="relu"),
-    "RoFormer": model("roformer"),
-    "T5": model("t5", bias=False, activation="relu"),
-    "T5 1.1 gated untied": model("t5", False, False, "gated-gelu"),
-    "mT5 gated untied": model("mt5", False, False, "gated-gelu"),
-    "Llama GQA": model("llama", False, False, "silu"),
-    "Llama GQA tied": model("llama", True, False, "silu"),
-    "Llama with biases": model("llama", False, True, "silu", attention_bias=True, mlp_bias=True),
-    "Mistral": model("mistral", False, False, "silu"),
-    "Qwen2": model("qwen2", True, True, "silu"),
-    "GPT-NeoX": model("gpt_neox", tied=False, rotary_pct=0.5),
-    "OPT": model("opt", activation="relu"),
-    "OPT no bias": model("opt", bias=False, activation="relu", enable_bias=False),
-}
 
 
 @dataclass(frozen=True)
@@ -124,17 +73,6 @@ def settings_for(spec: Model) -> list[tuple[float, GrowConfig, str]]:
         if f == 2 and cfg.heads == "wider"
     ]
     return cells
-
-
-def shake(net: torch.nn.Module) -> torch.nn.Module:
-    """Move every parameter away from its initial value, so that no error hides behind a zero bias
-    or a unit gain. RoFormer's stored sines stay."""
-    gen = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, p in net.named_parameters():
-            if "embed_positions" not in name or p.requires_grad:
-                p.add_(0.05 * torch.randn(p.shape, generator=gen, dtype=torch.float64).to(p.dtype))
-    return net
 
 
 def measure(name: str, spec: Model, dtype: str, place: Path) -> list[dict]:
@@ -184,24 +122,11 @@ def row(name, spec: Model, dtype, factor, cfg: GrowConfig, option, numbers: dict
 
 def ours(spec: Model, dtype: torch.dtype, parent: Path):
     """A function (factor, settings) -> (numbers, notes) for one of our GPTs."""
-    cfg = GPTConfig(
-        vocab_size=VOCAB,
-        block_size=CONTEXT,
-        n_layer=2,
-        n_head=HEADS,
-        head_dim=D // HEADS,
-        d_model=D,
-        d_ff=FFN,
-        bias=spec.bias,
-        tied=spec.tied,
-        activation=spec.activation,
-        **spec.config,
-    )
-    small = shake(GPT(cfg, 0).to(dtype))
+    small = shake(zoo.ours(spec).to(dtype))
     x_bt = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(0))
 
     def cell(factor: float, settings: GrowConfig):
-        grown = grow(small.state_dict(), cfg, round(D * factor), settings)
+        grown = grow(small.state_dict(), small.cfg, round(D * factor), settings)
         checkpoint.save(parent, grown.weights, {"step": 0}, force=True)
         wide = GPT(grown.cfg, seed=None).to(dtype)
         checkpoint.load_weights(wide, checkpoint.load(parent).model, "the grown model")
@@ -217,7 +142,7 @@ def ours(spec: Model, dtype: torch.dtype, parent: Path):
 def hugging_face(spec: Model, dtype: torch.dtype, parent: Path):
     """The same for a transformers model, saved and loaded by transformers itself."""
     torch.manual_seed(0)
-    shake(build_hugging_face(spec).to(dtype)).save_pretrained(parent)
+    shake(zoo.hugging_face(spec).to(dtype)).save_pretrained(parent)
     source = hf_folder.open_folder(parent)
     before = logits(parent, source, dtype)
     wide = parent.with_name("wide")
@@ -234,66 +159,6 @@ def hugging_face(spec: Model, dtype: torch.dtype, parent: Path):
 def relative(exact: torch.Tensor, rounded: torch.Tensor) -> float:
     """What the parent itself loses to its dtype, in the same measure."""
     return folder.compare(exact, rounded)["max_rel_dlogit"]
-
-
-def build_hugging_face(spec: Model) -> torch.nn.Module:
-    """A small randomly initialised model of one family."""
-    from transformers import AutoConfig
-    from transformers.models.auto import modeling_auto as auto
-
-    sizes = dict(hidden_size=D, num_hidden_layers=2, num_attention_heads=HEADS)
-    sizes |= dict(intermediate_size=FFN, max_position_embeddings=CONTEXT)
-    sizes |= dict(hidden_act=spec.activation)
-    t5 = dict(d_model=D, d_kv=D // HEADS, d_ff=FFN, num_layers=2, num_heads=HEADS)
-    t5 |= dict(feed_forward_proj=spec.activation)
-    special = {
-        "gpt2": dict(n_embd=D, n_layer=2, n_head=HEADS, n_inner=FFN, n_positions=CONTEXT)
-        | dict(activation_function=spec.activation),
-        "t5": t5,
-        "mt5": t5,
-        "opt": dict(hidden_size=D, num_hidden_layers=2, num_attention_heads=HEADS, ffn_dim=FFN)
-        | dict(max_position_embeddings=CONTEXT, activation_function=spec.activation)
-        | dict(word_embed_proj_dim=D),
-    }
-    kv = dict(num_key_value_heads=2) if spec.family in GROUPED else {}
-    config = AutoConfig.for_model(
-        spec.family,
-        vocab_size=VOCAB,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-        tie_word_embeddings=spec.tied,
-        **(special.get(spec.family, sizes) | kv | spec.config),
-    )
-    tables = (
-        auto.MODEL_FOR_CAUSAL_LM_MAPPING,
-        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-        auto.MODEL_FOR_MASKED_LM_MAPPING,
-    )
-    order = (2, 1, 0) if spec.family in ("bert", "roformer") else (1, 0, 2)
-    cls = next(tables[i][type(config)] for i in order if type(config) in tables[i])
-    net = cls(config)
-    if not spec.tied and hasattr(net, "lm_head"):  # T5 ties until the two tensors differ
-        net.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, D) * D**-0.5)
-    return net
-
-
-def logits(path: Path, source: hf_folder.Folder, dtype: torch.dtype) -> torch.Tensor:
-    """Logits of a saved folder in `dtype`; in float64 RMSNorm is computed in float64 too."""
-    cls = hf_folder.model_class(source.raw, source.family)
-    net = cls.from_pretrained(path, dtype=dtype, local_files_only=True).eval()
-    if dtype == torch.float64:
-        for module in net.modules():
-            if type(module).__name__.endswith(("RMSNorm", "T5LayerNorm")):
-                module.forward = rms_norm.__get__(module)
-    with torch.no_grad():
-        return net(**folder.probe(source.config)).logits
-
-
-def rms_norm(self, x: torch.Tensor) -> torch.Tensor:
-    """transformers' formula without its casts to float32."""
-    eps = self.variance_epsilon
-    return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 # ---- the table

@@ -138,7 +138,7 @@ def scaled(n: int, old: hf.Sizes, d_new: int, what: str) -> int:
 def new_config(source: hf_folder.Folder, plan: Plan, new: hf.Sizes, change: ConfigChange):
     """(config.json of the wide model, notes on what it cannot express)."""
     family, notes = source.family, []
-    raw = hf.widened_config(source.raw, family, new)
+    raw = hf.widened_config(source.raw, source.config, family, new)
     if family.eps and change.eps != 1:
         raw[family.eps] = getattr(source.config, family.eps) * change.eps
     if not family.eps and abs(change.eps - 1) > 1e-12:
@@ -303,7 +303,7 @@ def compare(before: torch.Tensor, after: torch.Tensor) -> dict:
 
 def probe_logits(path: Path, source: hf_folder.Folder) -> torch.Tensor | None:
     """Logits (B, T, V) of a folder's model, loaded as a user would; None where it has none."""
-    cls = hf_folder.model_class(source.raw, source.family)
+    cls = hf_folder.model_class(source.raw, source.config)
     double = torch.float64 in source.weights.dtypes.values()
     kind = torch.float64 if double else torch.float32  # half precision: its weights' rounding only
     try:

@@ -35,78 +35,53 @@ PARTS = (
 ).split()  # dense: the (D, D) layer before BERT's MLM norm; pool: the tanh layer of a classifier
 
 GPT = """
-wte.weight              embed  vocab -> residual
-wpe.weight              embed  position -> residual
+wte              embed     vocab -> residual
+wpe              embed     position -> residual
 in h.*
-  ln_1.{weight|bias}    norm   residual
-  attn.q.weight         q      heads <- residual   after ln_1
-  attn.q.bias           q      heads               after ln_1
-  attn.k.weight         k      heads <- residual   after ln_1
-  attn.k.bias           k      heads               after ln_1
-  attn.v.weight         v      heads <- residual   after ln_1
-  attn.v.bias           v      heads               after ln_1
-  attn.o.weight         o      residual <- heads
-  attn.o.bias           o      residual
-  ln_2.{weight|bias}    norm   residual
-  mlp.up.weight         up     ffn <- residual     after ln_2
-  mlp.up.bias           up     ffn                 after ln_2
-  mlp.gate.weight       gate   ffn <- residual     after ln_2
-  mlp.gate.bias         gate   ffn                 after ln_2
-  mlp.down.weight       down   residual <- ffn
-  mlp.down.bias         down   residual
-ln_f.{weight|bias}      norm   residual
-lm_head.weight          head   vocab <- residual   after ln_f
+  {ln_1|ln_2}    norm      residual
+  attn.{q|k|v}   {q|k|v}   heads <- residual   after ln_1
+  attn.o         o         residual <- heads
+  mlp.{up|gate}  {up|gate} ffn <- residual     after ln_2
+  mlp.down       down      residual <- ffn
+ln_f             norm      residual
+lm_head          head      vocab <- residual   after ln_f
 """
 
 GPT2 = """
-transformer.wte.weight    embed  vocab -> residual
-transformer.wpe.weight    embed  position -> residual
+transformer.wte   embed    vocab -> residual
+transformer.wpe   embed    position -> residual
 in transformer.h.*
-  ln_1.{weight|bias}      norm   residual
-  attn.c_attn.weight      q|k|v  residual -> heads   after ln_1
-  attn.c_attn.bias        q|k|v  heads               after ln_1
-  attn.c_proj.weight      o      heads -> residual
-  attn.c_proj.bias        o      residual
-  ln_2.{weight|bias}      norm   residual
-  mlp.c_fc.weight         up     residual -> ffn     after ln_2
-  mlp.c_fc.bias           up     ffn                 after ln_2
-  mlp.c_proj.weight       down   ffn -> residual
-  mlp.c_proj.bias         down   residual
-transformer.ln_f.{weight|bias}  norm  residual
-lm_head.weight            head   vocab <- residual   after transformer.ln_f
+  {ln_1|ln_2}     norm     residual
+  attn.c_attn     q|k|v    residual -> heads   after ln_1
+  attn.c_proj     o        heads -> residual
+  mlp.c_fc        up       residual -> ffn     after ln_2
+  mlp.c_proj      down     ffn -> residual
+transformer.ln_f  norm     residual
+lm_head           head     vocab <- residual   after transformer.ln_f
 """
 
 # Post-LN: every norm writes the residual stream, so nothing is read "after" a norm.
 BERT = """
 in bert.embeddings
-  word_embeddings.weight             embed  vocab -> residual
-  position_embeddings.weight         embed  position -> residual
-  token_type_embeddings.weight       embed  type -> residual
-  LayerNorm.{weight|bias}            norm   residual
+  word_embeddings            embed  vocab -> residual
+  position_embeddings        embed  position -> residual
+  token_type_embeddings      embed  type -> residual
+  LayerNorm                  norm   residual
 in bert.encoder.layer.*
-  attention.self.query.weight        q      heads <- residual
-  attention.self.query.bias          q      heads
-  attention.self.key.weight          k      heads <- residual
-  attention.self.key.bias            k      heads
-  attention.self.value.weight        v      heads <- residual
-  attention.self.value.bias          v      heads
-  attention.output.dense.weight      o      residual <- heads
-  attention.output.dense.bias        o      residual
-  intermediate.dense.weight          up     ffn <- residual
-  intermediate.dense.bias            up     ffn
-  output.dense.weight                down   residual <- ffn
-  output.dense.bias                  down   residual
-  {attention.output|output}.LayerNorm.{weight|bias}  norm  residual
-bert.pooler.dense.weight             pool   pooled <- residual
-bert.pooler.dense.bias               pool   pooled
-{classifier|cls.seq_relationship}.weight  head   class <- pooled
-{classifier|cls.seq_relationship}.bias    fixed  class
+  attention.self.query       q      heads <- residual
+  attention.self.key         k      heads <- residual
+  attention.self.value       v      heads <- residual
+  attention.output.dense     o      residual <- heads
+  intermediate.dense         up     ffn <- residual
+  output.dense               down   residual <- ffn
+  {attention.output|output}.LayerNorm  norm  residual
+bert.pooler.dense            pool   pooled <- residual
+{classifier|cls.seq_relationship}  head  class <- pooled
 in cls.predictions
-  transform.dense.weight             dense  residual <- residual
-  transform.dense.bias               dense  residual
-  transform.LayerNorm.{weight|bias}  norm   residual
-  decoder.weight                     head   vocab <- residual
-  {decoder.bias|bias}                fixed  vocab
+  transform.dense            dense  residual <- residual
+  transform.LayerNorm        norm   residual
+  decoder                    head   vocab <- residual
+  bias                       fixed  vocab
 """
 
 ROFORMER = (
@@ -118,89 +93,66 @@ roformer.encoder.embed_positions.weight  rotary  position -> rotary
 
 # wi is the plain FFN; wi_0 (gate) and wi_1 are the gated one of T5 1.1 and mT5.
 T5 = """
-{shared|encoder.embed_tokens|decoder.embed_tokens}.weight  embed  vocab -> residual
+{shared|encoder.embed_tokens|decoder.embed_tokens}  embed  vocab -> residual
 in {encoder|decoder}.block.*.layer.0
-  layer_norm.weight               norm    residual
-  SelfAttention.q.weight          q       heads <- residual   after layer_norm
-  SelfAttention.k.weight          k       heads <- residual   after layer_norm
-  SelfAttention.v.weight          v       heads <- residual   after layer_norm
-  SelfAttention.o.weight          o       residual <- heads
+  layer_norm                      norm     residual
+  SelfAttention.{q|k|v}           {q|k|v}  heads <- residual   after layer_norm
+  SelfAttention.o                 o        residual <- heads
   SelfAttention.relative_attention_bias.weight  relpos  bucket -> head
 in decoder.block.*.layer.1
-  EncDecAttention.q.weight        q       heads <- residual   after layer_norm
-  EncDecAttention.k.weight        k       heads <- residual   after /encoder.final_layer_norm
-  EncDecAttention.v.weight        v       heads <- residual   after /encoder.final_layer_norm
-  EncDecAttention.o.weight        o       residual <- heads
+  EncDecAttention.q               q        heads <- residual   after layer_norm
+  EncDecAttention.{k|v}           {k|v}    heads <- residual   after /encoder.final_layer_norm
+  EncDecAttention.o               o        residual <- heads
 in {encoder|decoder}.block.*.layer.{1|2}
-  layer_norm.weight               norm    residual
-  DenseReluDense.{wi|wi_1}.weight  up     ffn <- residual     after layer_norm
-  DenseReluDense.wi_0.weight      gate    ffn <- residual     after layer_norm
-  DenseReluDense.wo.weight        down    residual <- ffn
-{encoder|decoder}.final_layer_norm.weight  norm  residual
-lm_head.weight                    head    vocab <- residual   after decoder.final_layer_norm
+  layer_norm                      norm     residual
+  DenseReluDense.{wi|wi_1}        up       ffn <- residual     after layer_norm
+  DenseReluDense.wi_0             gate     ffn <- residual     after layer_norm
+  DenseReluDense.wo               down     residual <- ffn
+{encoder|decoder}.final_layer_norm  norm   residual
+lm_head                           head     vocab <- residual   after decoder.final_layer_norm
 """
 
 # Qwen2 is Llama with biases on q, k and v; Llama may have biases everywhere.
 LLAMA = """
-model.embed_tokens.weight          embed  vocab -> residual
+model.embed_tokens          embed  vocab -> residual
 in model.layers.*
-  input_layernorm.weight           norm   residual
-  self_attn.q_proj.weight          q      heads <- residual   after input_layernorm
-  self_attn.q_proj.bias            q      heads               after input_layernorm
-  self_attn.k_proj.weight          k      kv <- residual      after input_layernorm
-  self_attn.k_proj.bias            k      kv                  after input_layernorm
-  self_attn.v_proj.weight          v      kv <- residual      after input_layernorm
-  self_attn.v_proj.bias            v      kv                  after input_layernorm
-  self_attn.o_proj.weight          o      residual <- heads
-  self_attn.o_proj.bias            o      residual
-  post_attention_layernorm.weight  norm   residual
-  mlp.gate_proj.weight             gate   ffn <- residual     after post_attention_layernorm
-  mlp.gate_proj.bias               gate   ffn                 after post_attention_layernorm
-  mlp.up_proj.weight               up     ffn <- residual     after post_attention_layernorm
-  mlp.up_proj.bias                 up     ffn                 after post_attention_layernorm
-  mlp.down_proj.weight             down   residual <- ffn
-  mlp.down_proj.bias               down   residual
-model.norm.weight                  norm   residual
-lm_head.weight                     head   vocab <- residual   after model.norm
+  input_layernorm           norm   residual
+  self_attn.q_proj          q      heads <- residual   after input_layernorm
+  self_attn.{k|v}_proj      {k|v}  kv <- residual      after input_layernorm
+  self_attn.o_proj          o      residual <- heads
+  post_attention_layernorm  norm   residual
+  mlp.{gate|up}_proj        {gate|up}  ffn <- residual  after post_attention_layernorm
+  mlp.down_proj             down   residual <- ffn
+model.norm                  norm   residual
+lm_head                     head   vocab <- residual   after model.norm
 """
 
 GPT_NEOX = """
-gpt_neox.embed_in.weight                      embed  vocab -> residual
+gpt_neox.embed_in             embed  vocab -> residual
 in gpt_neox.layers.*
-  input_layernorm.{weight|bias}               norm   residual
-  attention.query_key_value.weight            q:k:v  heads <- residual   after input_layernorm
-  attention.query_key_value.bias              q:k:v  heads               after input_layernorm
-  attention.dense.weight                      o      residual <- heads
-  attention.dense.bias                        o      residual
-  post_attention_layernorm.{weight|bias}      norm   residual
-  mlp.dense_h_to_4h.weight    up     ffn <- residual   after post_attention_layernorm
-  mlp.dense_h_to_4h.bias      up     ffn               after post_attention_layernorm
-  mlp.dense_4h_to_h.weight                    down   residual <- ffn
-  mlp.dense_4h_to_h.bias                      down   residual
-gpt_neox.final_layer_norm.{weight|bias}       norm   residual
-lm_head.weight                head   vocab <- residual   after gpt_neox.final_layer_norm
+  input_layernorm             norm   residual
+  attention.query_key_value   q:k:v  heads <- residual   after input_layernorm
+  attention.dense             o      residual <- heads
+  post_attention_layernorm    norm   residual
+  mlp.dense_h_to_4h           up     ffn <- residual     after post_attention_layernorm
+  mlp.dense_4h_to_h           down   residual <- ffn
+gpt_neox.final_layer_norm     norm   residual
+lm_head                       head   vocab <- residual   after gpt_neox.final_layer_norm
 """
 
 OPT = """
-model.decoder.embed_tokens.weight             embed  vocab -> residual
-model.decoder.embed_positions.weight          embed  position -> residual
+in model.decoder
+  embed_tokens                embed    vocab -> residual
+  embed_positions             embed    position -> residual
+  final_layer_norm            norm     residual
 in model.decoder.layers.*
-  self_attn_layer_norm.{weight|bias}          norm   residual
-  self_attn.q_proj.weight                     q      heads <- residual   after self_attn_layer_norm
-  self_attn.q_proj.bias                       q      heads               after self_attn_layer_norm
-  self_attn.k_proj.weight                     k      heads <- residual   after self_attn_layer_norm
-  self_attn.k_proj.bias                       k      heads               after self_attn_layer_norm
-  self_attn.v_proj.weight                     v      heads <- residual   after self_attn_layer_norm
-  self_attn.v_proj.bias                       v      heads               after self_attn_layer_norm
-  self_attn.out_proj.weight                   o      residual <- heads
-  self_attn.out_proj.bias                     o      residual
-  final_layer_norm.{weight|bias}              norm   residual
-  fc1.weight                                  up     ffn <- residual     after final_layer_norm
-  fc1.bias                                    up     ffn                 after final_layer_norm
-  fc2.weight                                  down   residual <- ffn
-  fc2.bias                                    down   residual
-model.decoder.final_layer_norm.{weight|bias}  norm   residual
-lm_head.weight                head   vocab <- residual   after model.decoder.final_layer_norm
+  self_attn_layer_norm        norm     residual
+  self_attn.{q|k|v}_proj      {q|k|v}  heads <- residual   after self_attn_layer_norm
+  self_attn.out_proj          o        residual <- heads
+  final_layer_norm            norm     residual
+  fc1                         up       ffn <- residual     after final_layer_norm
+  fc2                         down     residual <- ffn
+lm_head                       head     vocab <- residual   after model.decoder.final_layer_norm
 """
 
 TABLES = {
@@ -295,7 +247,7 @@ class Row:
     part: str
     axes: tuple[str, ...]
     out: int | None
-    after: str | None
+    after: str
 
 
 def parse(table: str) -> list[Row]:
@@ -310,11 +262,12 @@ def parse(table: str) -> list[Row]:
             row, after = prefix + row, after and (prefix + after)
         if "/" in after:
             after = after.partition("/")[2]
-        rows += [parse_row(choice) for choice in spread(f"{row} after {after}")]
+        rows += [row for choice in spread(f"{row} after {after}") for row in parse_row(choice)]
     return rows
 
 
-def parse_row(line: str) -> Row:
+def parse_row(line: str) -> list[Row]:
+    """The row of NAME.weight and that of NAME.bias; of one of them where NAME says which."""
     head, _, after = line.partition(" after ")
     name, part, axes = head.split(None, 2)
     unknown = set(re.split("[|:]", part)) - set(PARTS)
@@ -323,8 +276,13 @@ def parse_row(line: str) -> Row:
     arrow = re.search(r"<-|->", axes)
     spaces = tuple(re.split(r"\s*(?:<-|->)\s*", axes.strip()))
     out = None if arrow is None else (0 if arrow[0] == "<-" else 1)
-    pattern = re.compile(re.escape(name).replace(r"\*", r"(\d+)"))
-    return Row(pattern, part, spaces, out, after.strip() or None)
+    kinds = {".weight": (spaces, out), ".bias": (spaces[out or 0 :][:1], None)}
+    if name.endswith(tuple(kinds)):
+        kinds = {"": (spaces, out)}
+    return [
+        Row(re.compile(re.escape(name + kind).replace(r"\*", r"(\d+)")), part, *at, after.strip())
+        for kind, at in kinds.items()
+    ]
 
 
 def spread(line: str) -> list[str]:
@@ -358,7 +316,7 @@ def specs(family: str, names, prefix: str = "") -> dict[str, Spec]:
             )
         row, match = hits[0]
         layer = match[1] if match.groups() else None
-        after = row.after.replace("*", layer) if row.after and layer else row.after
+        after = row.after.replace("*", layer or "") or None
         if after and not name.startswith(prefix) and match[0] != name:
             after = after.removeprefix(prefix)  # the bare model's own name for its norm
         found[name] = Spec(

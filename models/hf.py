@@ -3,7 +3,7 @@
 models/convert.py is the command line of the latter.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,18 +14,14 @@ from models.gpt import GPTConfig
 
 @dataclass(frozen=True)
 class Family:
-    """Facts of one `model_type`: the config's own key for each size, and what Arch needs.
-
-    prefix: what a bare model's names lack; default: the class that computes its logits.
+    """Facts of one `model_type`: the config's own key for each size ("" where it has none), and
+    what Arch needs. transformers knows the rest: what is tied, the prefix of a model with a head,
+    and (attribute_map) its own name of hidden_size, num_attention_heads and head_dim.
     """
 
-    default: str
-    width: str
-    heads: str
-    ffn: str
-    eps: str  # "" where the epsilon is fixed in code
-    activation: str
-    prefix: str = ""
+    ffn: str = "intermediate_size"
+    eps: str = "layer_norm_eps"  # "" where the epsilon is fixed in code
+    activation: str = "hidden_act"
     final_norm: str = ""
     kv: str = ""
     head_dim: str = ""
@@ -35,103 +31,49 @@ class Family:
     gated: bool = False
     scaled_attention: bool = True
     rope: str = ""
-    tied_names: tuple[tuple[str, str], ...] = ()  # (copy, source): one tensor when tied
 
 
-COMMON = dict(width="hidden_size", heads="num_attention_heads", activation="hidden_act")
-BERT = COMMON | dict(
-    ffn="intermediate_size",
-    eps="layer_norm_eps",
-    post_norm=True,
-    final_norm="predictions.transform.LayerNorm",
-)
-T5 = dict(
-    width="d_model",
-    heads="num_heads",
+BERT = Family(post_norm=True, final_norm="predictions.transform.LayerNorm")
+T5 = Family(
     ffn="d_ff",
     eps="layer_norm_epsilon",
     activation="dense_act_fn",
-    head_dim="d_kv",
+    head_dim="head_dim",
     norm="rmsnorm",
     scaled_attention=False,
     final_norm="decoder.final_layer_norm",
-    tied_names=(
-        ("encoder.embed_tokens.weight", "shared.weight"),
-        ("decoder.embed_tokens.weight", "shared.weight"),
-        ("lm_head.weight", "shared.weight"),
-    ),
 )
-LLAMA = COMMON | dict(
-    ffn="intermediate_size",
+LLAMA = Family(
     eps="rms_norm_eps",
     kv="num_key_value_heads",
     head_dim="head_dim",
-    prefix="model.",
     final_norm="model.norm",
     norm="rmsnorm",
     gated=True,
     rope="half",
-    tied_names=(("lm_head.weight", "model.embed_tokens.weight"),),
 )
 
 FAMILIES = {
     "gpt2": Family(
-        "GPT2LMHeadModel",
-        width="n_embd",
-        heads="n_head",
         ffn="n_inner",
         eps="layer_norm_epsilon",
         activation="activation_function",
-        prefix="transformer.",
         final_norm="ln_f",
-        tied_names=(("lm_head.weight", "transformer.wte.weight"),),
     ),
-    "bert": Family(
-        "BertForMaskedLM",
-        **BERT,
-        prefix="bert.",
-        tied_names=(
-            ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-        ),
-    ),
-    "roformer": Family(
-        "RoFormerForMaskedLM",
-        **BERT,
-        prefix="roformer.",
-        also_width="embedding_size",
-        rope="pairs",
-        tied_names=(
-            ("cls.predictions.decoder.weight", "roformer.embeddings.word_embeddings.weight"),
-            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-        ),
-    ),
-    "t5": Family("T5ForConditionalGeneration", **T5),
-    "mt5": Family("MT5ForConditionalGeneration", **T5),
-    "llama": Family("LlamaForCausalLM", **LLAMA),
-    "mistral": Family("MistralForCausalLM", **LLAMA),
-    "qwen2": Family("Qwen2ForCausalLM", **LLAMA),
-    "gpt_neox": Family(
-        "GPTNeoXForCausalLM",
-        **COMMON,
-        ffn="intermediate_size",
-        eps="layer_norm_eps",
-        prefix="gpt_neox.",
-        final_norm="final_layer_norm",
-        rope="half",
-        tied_names=(("lm_head.weight", "gpt_neox.embed_in.weight"),),
-    ),
+    "bert": BERT,
+    "roformer": replace(BERT, also_width="embedding_size", rope="pairs"),
+    "t5": T5,
+    "mt5": T5,
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "gpt_neox": Family(final_norm="final_layer_norm", rope="half"),
     "opt": Family(
-        "OPTForCausalLM",
-        width="hidden_size",
-        heads="num_attention_heads",
         ffn="ffn_dim",
         eps="",
         activation="activation_function",
-        prefix="model.",
         final_norm="decoder.final_layer_norm",
         also_width="word_embed_proj_dim",
-        tied_names=(("lm_head.weight", "model.decoder.embed_tokens.weight"),),
     ),
 }
 
@@ -158,17 +100,17 @@ def family_of(model_type: str) -> Family:
 
 def sizes_of(config, family: Family) -> Sizes:
     """The sizes in a transformers config; UserError for a variant that no table describes."""
-    d, heads = getattr(config, family.width), getattr(config, family.heads)
+    d, heads = config.hidden_size, config.num_attention_heads
     also = getattr(config, family.also_width, d) if family.also_width else d
     if also not in (None, d):
         raise UserError(
-            f"{family.also_width} {also} differs from {family.width} {d}: embeddings that are "
+            f"{family.also_width} {also} differs from hidden_size {d}: embeddings that are "
             f"projected to the width have no axis table (models/axes.py)"
         )
     if getattr(config, "do_layer_norm_before", True) is False:
         raise UserError("OPT with do_layer_norm_before=false (Post-LN) has no axis table")
     if not (type(d) is int and type(heads) is int and d > 0 and heads > 0):
-        raise UserError(f"config.json: {family.width} {d!r}, {family.heads} {heads!r}: not sizes")
+        raise UserError(f"config.json: width {d!r}, attention heads {heads!r}: not sizes")
     return Sizes(
         d,
         heads,
@@ -199,22 +141,20 @@ def arch_of(config, family: Family, old: Sizes, new: Sizes) -> Arch:
     )
 
 
-def widened_config(raw: dict, family: Family, new: Sizes) -> dict:
-    """config.json with new sizes; keys that are absent or null keep following the width."""
+def widened_config(raw: dict, config, family: Family, new: Sizes) -> dict:
+    """config.json with new sizes under the config class's own keys. What is absent or null there
+    and has no default of its own keeps following the width."""
     wanted = {
-        family.width: new.d_model,
-        family.heads: new.n_head,
+        "hidden_size": new.d_model,
+        "num_attention_heads": new.n_head,
         family.ffn: new.d_ff,
         family.kv: new.kv_heads,
         family.head_dim: new.head_dim,
         family.also_width: new.d_model,
     }
-    always = (family.width, family.heads, "d_ff", "intermediate_size", "ffn_dim", "d_kv")
-    return raw | {
-        key: value
-        for key, value in wanted.items()
-        if key and (key in always or raw.get(key) is not None)
-    }
+    wanted = {key: n for key, n in wanted.items() if key and getattr(config, key, None) is not None}
+    kept = {key: value for key, value in raw.items() if key not in wanted}
+    return kept | {config.attribute_map.get(key, key): n for key, n in wanted.items()}
 
 
 # ---- our GPT and theirs

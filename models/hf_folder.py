@@ -101,12 +101,13 @@ def open_folder(path: Path, allow_pickle: bool = False) -> Folder:
     config = transformers_config(path)
     stored, read = find_weights(path, allow_pickle)
     names = {current_name(n): (file, n) for n, file in stored.items() if not BUFFERS.fullmatch(n)}
-    weights = Weights(names, read, getattr(config, family.heads))
-    tied = drop_tied_copies(path, raw, config, family, weights)
-    weights.specs = specs(raw["model_type"], weights, family.prefix)
-    model = empty_model(path, model_class(raw, family), config)
-    check_shapes(path, model, family, weights)
-    check_complete(path, model, family, weights, tied)
+    weights = Weights(names, read, config.num_attention_heads)
+    cls = model_class(raw, config)
+    tied = drop_tied_copies(path, raw, config, cls, weights)
+    weights.specs = specs(raw["model_type"], weights, prefix(cls))
+    model = empty_model(path, cls, config)
+    check_shapes(path, model, weights)
+    check_complete(path, model, weights, tied)
     return Folder(path, raw, config, family, weights, weights.specs, tied)
 
 
@@ -237,22 +238,32 @@ def current_name(name: str) -> str:
     return re.sub(r"^embed_out\.", "lm_head.", name)
 
 
-def drop_tied_copies(path: Path, raw: dict, config, family: hf.Family, weights: Weights) -> bool:
+def tied_names(cls: type) -> dict[str, str]:
+    """copy -> source: one tensor when the config ties them, says transformers."""
+    return dict(cls._tied_weights_keys or {})
+
+
+def prefix(cls: type) -> str:
+    """What the names of a bare model, without its head, lack."""
+    return f"{cls.base_model_prefix}."
+
+
+def drop_tied_copies(path: Path, raw: dict, config, cls: type, weights: Weights) -> bool:
     """Forget stored copies of tied tensors; whether the output head is tied.
 
     T5's config always says tied and means "unless the file holds both"; elsewhere a flag that
     contradicts the weights is a UserError.
     """
-    says_tied = getattr(config, "tie_word_embeddings", False)
-    is_tied, t5 = says_tied, raw["model_type"] in ("t5", "mt5")
-    for copy, source in family.tied_names:
-        is_head = "embed_tokens" not in copy and copy.endswith("weight")
-        source = source if source in weights.files else source.removeprefix(family.prefix)
+    says_tied, pairs = getattr(config, "tie_word_embeddings", False), tied_names(cls)
+    heads = [copy for copy in pairs if "embed_tokens" not in copy and copy.endswith("weight")]
+    is_tied, t5 = says_tied and bool(heads), raw["model_type"] in ("t5", "mt5")
+    for copy, source in pairs.items():
+        source = source if source in weights.files else source.removeprefix(prefix(cls))
         if not says_tied or copy not in weights.files or source not in weights.files:
             continue
         if torch.equal(weights[copy], weights[source]):
             weights.forget(copy)
-        elif t5 and is_head:
+        elif t5 and copy in heads:
             is_tied = False
         else:
             raise UserError(
@@ -262,26 +273,24 @@ def drop_tied_copies(path: Path, raw: dict, config, family: hf.Family, weights: 
     return is_tied
 
 
-def check_shapes(path: Path, model: torch.nn.Module, family: hf.Family, weights: Weights) -> None:
+def check_shapes(path: Path, model: torch.nn.Module, weights: Weights) -> None:
     """Every stored tensor is a float of the shape that config.json implies."""
     wanted = {name: p.shape for name, p in model.named_parameters(remove_duplicate=False)}
     for name, shape in weights.shapes.items():
         if weights.dtypes[name] is None:
             raise UserError(f"{path}: {name} is no float tensor; growth needs a float checkpoint")
-        target = next((wanted[n] for n in aliases(name, family) if n in wanted), shape)
+        target = next((wanted[n] for n in aliases(name, model) if n in wanted), shape)
         if target != shape:
             raise UserError(
                 f"{path}: {name} is {tuple(shape)}, but config.json implies {tuple(target)}"
             )
 
 
-def check_complete(
-    path: Path, model: torch.nn.Module, family: hf.Family, weights: Weights, tied: bool
-) -> None:
+def check_complete(path: Path, model: torch.nn.Module, weights: Weights, tied: bool) -> None:
     """Every parameter of the model is stored, tied copies excepted."""
     wanted = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    copies = {copy for copy, _ in family.tied_names if tied or "embed_tokens" in copy}
-    present = {alias for name in weights for alias in aliases(name, family)}
+    copies = {copy for copy in tied_names(type(model)) if tied or "embed_tokens" in copy}
+    present = {alias for name in weights for alias in aliases(name, model)}
     missing = sorted(wanted - present - copies)
     if missing:
         is_head = "lm_head" in missing[0] or "decoder.weight" in missing[0]
@@ -292,9 +301,10 @@ def check_complete(
         )
 
 
-def aliases(name: str, family: hf.Family) -> tuple[str, str, str]:
+def aliases(name: str, model: torch.nn.Module) -> tuple[str, str, str]:
     """A tensor's name with the head, and in a bare model."""
-    return name, family.prefix + name, name.removeprefix(family.prefix)
+    base = prefix(type(model))
+    return name, base + name, name.removeprefix(base)
 
 
 def empty_model(path: Path, cls: type, config) -> torch.nn.Module:
@@ -310,12 +320,16 @@ def empty_model(path: Path, cls: type, config) -> torch.nn.Module:
         raise UserError(f"{path}/config.json: no {cls.__name__} can be built ({error})") from None
 
 
-def model_class(raw: dict, family: hf.Family):
-    """The transformers class the folder names, else the family's own."""
+def model_class(raw: dict, config) -> type:
+    """The transformers class the folder names, else the config's own with a masked-language,
+    sequence-to-sequence or causal head."""
     import transformers
+    from transformers.models.auto import modeling_auto as auto
 
-    names = [*(raw.get("architectures") or []), family.default]
-    found = [getattr(transformers, str(name), None) for name in names]
+    named = [getattr(transformers, str(name), None) for name in raw.get("architectures") or []]
+    heads = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM")
+    tables = [getattr(auto, f"MODEL_FOR_{head}_MAPPING") for head in heads]
+    found = named + [table[type(config)] for table in tables if type(config) in table]
     models = (cls for cls in found if isinstance(cls, type))
     return next(cls for cls in models if issubclass(cls, transformers.PreTrainedModel))
 

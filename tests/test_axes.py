@@ -5,26 +5,26 @@ from dataclasses import replace
 import pytest
 import torch
 
-from checks import exactness
+from checks import zoo
 from errors import UserError
-from models import hf
+from models import hf_folder
 from models.axes import TABLES, parse, specs, spread
 from models.gpt import GPT, GPTConfig
 
 SIZES = dict(residual=32, heads=32, kv=16, head=4, ffn=40, vocab=61, rotary=8, pooled=32)
 
 
-def meta(spec: exactness.Model) -> torch.nn.Module:
+def meta(spec: zoo.Model) -> torch.nn.Module:
     with torch.device("meta"):
-        return exactness.build_hugging_face(replace(spec, tied=True))
+        return zoo.hugging_face(replace(spec, tied=True))
 
 
-@pytest.mark.parametrize("name", [n for n, m in exactness.MODELS.items() if m.family != "ours"])
+@pytest.mark.parametrize("name", [n for n, m in zoo.MODELS.items() if m.family != "ours"])
 def test_tables_cover_every_parameter_and_its_shape(name):
-    spec = exactness.MODELS[name]
+    spec = zoo.MODELS[name]
     net = meta(spec)
-    found = specs(spec.family, net.state_dict(), hf.FAMILIES[spec.family].prefix)
-    grouped = spec.family in exactness.GROUPED
+    found = specs(spec.family, net.state_dict(), hf_folder.prefix(type(net)))
+    grouped = spec.family in zoo.GROUPED
     for param, shape in ((n, p.shape) for n, p in net.state_dict().items()):
         row = found[param]
         for axis, size in zip(row.axes, shape, strict=True):
@@ -60,6 +60,15 @@ def test_fused_layouts_are_told_apart():
     names["gpt_neox"] = "gpt_neox.layers.0.attention.query_key_value.bias"
     assert not specs("gpt2", [names["gpt2"]])[names["gpt2"]].per_head
     assert specs("gpt_neox", [names["gpt_neox"]])[names["gpt_neox"]].per_head
+
+
+def test_one_row_describes_a_weight_and_its_bias():
+    found = specs("gpt2", ["transformer.h.0.attn.c_attn." + kind for kind in ("weight", "bias")])
+    weight, bias = found.values()
+    assert (weight.axes, weight.out) == (("residual", "heads"), 1)
+    assert (bias.axes, bias.out, bias.part, bias.after) == (("heads",), None, "q|k|v", weight.after)
+    rows = parse("a.bias  fixed  vocab\na.weight  relpos  bucket -> head")
+    assert [row.pattern.pattern for row in rows] == [r"a\.bias", r"a\.weight"]
 
 
 def test_braces_spread_together():

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import checkpoint
 import grow
-from checks import exactness
+from checks import zoo
 from errors import UserError
 from models.gpt import GPT, GPTConfig
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def save(folder: Path, name: str = "GPT-2", dtype=torch.float32, **kwargs) -> Path:
     torch.manual_seed(0)
-    net = exactness.shake(exactness.build_hugging_face(exactness.MODELS[name])).to(dtype)
+    net = zoo.shake(zoo.hugging_face(zoo.MODELS[name])).to(dtype)
     net.save_pretrained(folder, **kwargs)
     return folder
 
@@ -58,6 +59,32 @@ def test_it_writes_a_loadable_exact_model(how, gpt2, tmp_path, monkeypatch, caps
     assert (tmp_path / "wide" / "tokenizer.json").read_text() == "{}"
     assert (tmp_path / "wide" / "generation_config.json").is_file()
     assert "max |dlogit|" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name,alias,own", [("GPT-2", "hidden_size", "n_embd")])
+def test_a_size_under_transformers_other_name(name, alias, own, tmp_path, monkeypatch):
+    source = save(tmp_path / "source", name)
+    raw = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(raw | {alias: raw.pop(own)}))
+    run(monkeypatch, source, "--out", tmp_path / "wide", "--factor", 2)
+    wide = json.loads((tmp_path / "wide" / "config.json").read_text())
+    assert wide[own] == 64 and alias not in wide
+
+
+def test_a_size_that_only_the_class_knows(tmp_path, monkeypatch):
+    """Mistral has 8 key heads unless config.json says otherwise."""
+    from transformers import AutoModelForCausalLM
+
+    sizes = dict(num_attention_heads=8, num_key_value_heads=8, head_dim=8)
+    mistral = replace(zoo.MODELS["Mistral"], extra=tuple(sizes.items()))
+    zoo.hugging_face(mistral).save_pretrained(tmp_path / "source")
+    file = tmp_path / "source" / "config.json"
+    raw = json.loads(file.read_text())
+    del raw["num_key_value_heads"]
+    file.write_text(json.dumps(raw))
+    run(monkeypatch, tmp_path / "source", "--out", tmp_path / "wide", "--factor", 2)
+    net = AutoModelForCausalLM.from_pretrained(tmp_path / "wide")
+    assert net.config.num_key_value_heads == 16
 
 
 def test_shards_in_and_out(tmp_path, monkeypatch):
@@ -136,7 +163,7 @@ def test_old_names_and_buffers_are_understood(tmp_path, monkeypatch):
 
 def test_our_checkpoints_grow(tmp_path, monkeypatch, capsys):
     cfg = GPTConfig(vocab_size=31, block_size=8, n_layer=1, n_head=2, head_dim=4, d_model=8)
-    weights = exactness.shake(GPT(cfg, 0).double()).state_dict()
+    weights = zoo.shake(GPT(cfg, 0).double()).state_dict()
     checkpoint.save(tmp_path / "ours", weights, {"config": vars(cfg), "step": 0})
     run(monkeypatch, tmp_path / "ours", "--out", tmp_path / "wide", "--factor", 1.5)
     assert "exact" in capsys.readouterr().out

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import checkpoint
-from checks import exactness
+from checks import exactness, zoo
 from growth import folder, gauge, lossless, pad
 from growth.plan import GrowConfig
 from models import convert, hf, hf_folder, rope
 from models.gpt import GPT, GPTConfig
 
 TOLERANCE = 1e-10
-FAMILIES = [name for name, spec in exactness.MODELS.items() if spec.family != "ours"]
+FAMILIES = [name for name, spec in zoo.MODELS.items() if spec.family != "ours"]
 POST_LN = ("bert", "roformer")
 
 
@@ -28,18 +28,18 @@ def quiet():
 
 
 def error(name: str, factor: float, settings: GrowConfig, tmp_path: Path) -> float:
-    cell = exactness.hugging_face(exactness.MODELS[name], torch.float64, tmp_path / "parent")
+    cell = exactness.hugging_face(zoo.MODELS[name], torch.float64, tmp_path / "parent")
     return cell(factor, settings)[0]["max_rel_dlogit"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_grows_exactly(name, tmp_path):
-    cell = exactness.hugging_face(exactness.MODELS[name], torch.float64, tmp_path / "parent")
+    cell = exactness.hugging_face(zoo.MODELS[name], torch.float64, tmp_path / "parent")
     for heads in ("more", "wider"):
         numbers, notes = cell(2, GrowConfig("lossless", heads=heads))
         assert numbers["max_rel_dlogit"] < TOLERANCE and not notes
     numbers, notes = cell(1.5, GrowConfig("pad"))
-    if exactness.MODELS[name].family in POST_LN:
+    if zoo.MODELS[name].family in POST_LN:
         assert numbers["max_rel_dlogit"] > 1e-2 and "Post-LN" in notes[0]
     else:
         assert numbers["max_rel_dlogit"] < TOLERANCE and not notes
@@ -111,7 +111,7 @@ def test_roformers_stored_table_is_what_makes_wider_heads_exact(tmp_path):
     """Recomputed at the new size it is only close, as the note says; recomputing is not broken."""
     note = GrowConfig("lossless", heads="wider", rope="recompute")
     assert 1e-3 < error("RoFormer", 2, note, tmp_path) < 1
-    table = exactness.build_hugging_face(exactness.MODELS["RoFormer"]).roformer.encoder
+    table = zoo.hugging_face(zoo.MODELS["RoFormer"]).roformer.encoder
     want = rope.sinusoids(32, 8).float()
     assert torch.allclose(table.embed_positions.weight, want, atol=1e-6)
 
@@ -138,7 +138,7 @@ def test_pooled_heads_are_exact(kind, tmp_path):
     torch.manual_seed(0)
     sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40)
     cls, config = getattr(transformers, kind), transformers.BertConfig(vocab_size=61, **sizes)
-    exactness.shake(cls(config).double()).save_pretrained(tmp_path / "parent")
+    zoo.shake(cls(config).double()).save_pretrained(tmp_path / "parent")
     for heads in ("more", "wider"):
         cfg = GrowConfig("lossless", heads=heads)
         growth = folder.plan_folder(tmp_path / "parent", 64, cfg)
@@ -159,7 +159,7 @@ def test_post_ln_padding_is_exact_for_constant_gains(tmp_path):
 
     torch.manual_seed(0)
     sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40)
-    net = exactness.shake(BertModel(BertConfig(vocab_size=61, **sizes)).double())
+    net = zoo.shake(BertModel(BertConfig(vocab_size=61, **sizes)).double())
     errors = []
     for constant in (True, False):
         with torch.no_grad():
@@ -180,13 +180,13 @@ def test_post_ln_padding_is_exact_for_constant_gains(tmp_path):
 
 
 def test_rope_frequencies_survive_two_growths(tmp_path):
-    cell = exactness.hugging_face(exactness.MODELS["Llama GQA"], torch.float64, tmp_path / "parent")
+    cell = exactness.hugging_face(zoo.MODELS["Llama GQA"], torch.float64, tmp_path / "parent")
     cfg = GrowConfig("lossless", heads="wider")
     assert cell(2, cfg)[0]["max_rel_dlogit"] < TOLERANCE
     source = hf_folder.open_folder(tmp_path / "parent")
     growth = folder.plan_folder(tmp_path / "wide", 128, cfg)
     folder.grow_folder(growth, tmp_path / "wider", card=False)
-    a, b = (exactness.logits(tmp_path / n, source, torch.float64) for n in ("parent", "wider"))
+    a, b = (zoo.logits(tmp_path / n, source, torch.float64) for n in ("parent", "wider"))
     assert folder.compare(a, b)["max_rel_dlogit"] < TOLERANCE
 
 
@@ -200,7 +200,7 @@ def test_repeated_frequencies_are_the_same_bits():
 
 def test_bfloat16_weights_are_rounded_once(tmp_path):
     torch.manual_seed(0)
-    net = exactness.build_hugging_face(exactness.MODELS["GPT-2"]).to(torch.bfloat16)
+    net = zoo.hugging_face(zoo.MODELS["GPT-2"]).to(torch.bfloat16)
     net.save_pretrained(tmp_path / "parent")
     growth = folder.plan_folder(tmp_path / "parent", 64, GrowConfig("lossless"))
     folder.grow_folder(growth, tmp_path / "wide", card=False)
@@ -228,7 +228,7 @@ def test_ours_and_gpt2_agree_both_ways(switches, dtype, limit, tmp_path):
     from transformers import AutoModelForCausalLM
 
     cfg = replace(OURS, **switches)
-    ours = exactness.shake(GPT(cfg, 0).to(dtype)).eval()
+    ours = zoo.shake(GPT(cfg, 0).to(dtype)).eval()
     checkpoint.save(tmp_path / "ours", ours.state_dict(), {"config": vars(cfg), "step": 0})
     convert.convert(convert.ConvertConfig("to-gpt2", tmp_path / "ours", tmp_path / "theirs"))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=dtype).eval()
@@ -249,7 +249,7 @@ def test_tanh_gelu_is_not_erf_gelu(tmp_path):
     """gelu_new is the tanh form; plain gelu would be close, and wrong."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    ours = exactness.shake(GPT(OURS, 0).double())
+    ours = zoo.shake(GPT(OURS, 0).double())
     weights, raw = hf.to_gpt2(ours.state_dict(), OURS)
     ids = torch.arange(16)[None]
     for activation, same in (("gelu_new", True), ("gelu", False)):
