@@ -151,7 +151,7 @@ def grow_hugging_face(args: GrowArgs) -> None:
     cfg = settings(args, d_old, d_new)
     growth = plan_folder(args.src, d_new, cfg, args.dtype, args.allow_pickle)
     if args.dry_run:
-        old = growth.source.weights.shapes
+        old = growth.source.stored.shapes
         print_shapes(old, growth.shapes)
         print_notes(growth)
         return

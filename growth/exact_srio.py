@@ -30,9 +30,9 @@ def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
     w = plan.weights[spec.name]
     if plan.arch.norm == "rmsnorm":
         w = fold_norm(replace(plan, cfg=replace(plan.cfg, norm="fold")), spec)
-    wide = spec.by_part(w, lambda part, piece: pad.pad(plan, spec, part, piece))
+    wide = pad.pad(plan, spec, w)
     for dim in rotated_dims(plan, spec):
-        if spec.writes_residual(spec.part) and dim == spec.out_dim:
+        if spec.writes_residual and dim == spec.out_dim:
             pad.zero_from(wide, dim, plan.d_old)  # R acts on [W; 0], not on the padding
         wide = rotate(wide, dim, (plan.d_old, plan.d_new), R(plan))
     return wide
@@ -42,7 +42,7 @@ def rotated_dims(plan: Plan, spec: Spec) -> list[int]:
     """Writers, a tied wte under LayerNorm excepted; under RMSNorm readers too."""
     if spec.part == "norm" or (spec.part == "embed" and plan.tied):
         return []
-    writes = spec.writes_residual(spec.part)
+    writes = spec.writes_residual
     return spec.dims("residual") if writes or plan.arch.norm == "rmsnorm" else []
 
 

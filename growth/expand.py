@@ -25,35 +25,24 @@ ATTENTION, FFN, WRITERS = (
 
 
 def expand(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
-    """`w` (old sizes) widened by the policy of its part; fused tensors part by part, in order."""
-    if len(spec.parts) > 1:
-        dim = next(i for i, axis in enumerate(spec.axes) if axis != "residual")
-        pieces = w.chunk(len(spec.parts), dim)
-        wide = [
-            expand_part(plan, spec, part, p) for part, p in zip(spec.parts, pieces, strict=True)
-        ]
-        return torch.cat(wide, dim)
-    return expand_part(plan, spec, spec.part, w)
-
-
-def expand_part(plan: Plan, spec: Spec, part: str, w: torch.Tensor) -> torch.Tensor:
+    """`w` (old sizes) widened by the policy of its part."""
     sizes = [plan.size(axis, n) for axis, n in zip(spec.axes, w.shape, strict=True)]
     if all(old == new for old, new in sizes):
         return w.clone()
     if w.ndim == 1:
-        return expand_vector(plan, spec, part, w, *sizes[0])
+        return expand_vector(plan, spec, w, *sizes[0])
     if spec.out == 1:  # stored (in, out)
-        return expand_matrix(plan, spec, part, w.T, sizes[::-1], spec.axes[::-1]).T.contiguous()
-    return expand_matrix(plan, spec, part, w, sizes, spec.axes)
+        return expand_matrix(plan, spec, w.T, sizes[::-1], spec.axes[::-1]).T.contiguous()
+    return expand_matrix(plan, spec, w, sizes, spec.axes)
 
 
-def expand_vector(plan: Plan, spec: Spec, part: str, b: torch.Tensor, old: int, new: int):
+def expand_vector(plan: Plan, spec: Spec, b: torch.Tensor, old: int, new: int):
     """New gains are 1 and new shifts 0; new biases follow the policy of their matrix's rows."""
-    policy = policy_of(plan, part)
-    if part == "norm":
+    policy = policy_of(plan, spec.part)
+    if spec.part == "norm":
         fill = torch.full((new - old,), 0.0 if spec.is_bias else 1.0)
     elif policy == "convex":
-        fill = combination(plan, spec, part, spec.axes[0]).to(b.dtype) @ b
+        fill = combination(plan, spec, spec.axes[0]).to(b.dtype) @ b
     elif policy == "tiled":
         fill = b[torch.arange(new - old) % old]
     else:
@@ -61,19 +50,19 @@ def expand_vector(plan: Plan, spec: Spec, part: str, b: torch.Tensor, old: int, 
     return torch.cat([b, fill.to(b.dtype)])
 
 
-def expand_matrix(plan: Plan, spec: Spec, part: str, w_oi: torch.Tensor, sizes, axes):
+def expand_matrix(plan: Plan, spec: Spec, w_oi: torch.Tensor, sizes, axes):
     (o_old, o_new), (i_old, i_new) = sizes
-    policy, key = policy_of(plan, part), f"{spec.name}:{part}"
+    policy, key = policy_of(plan, spec.part), f"{spec.name}:{spec.part}"
     if policy == "convex":
         c_out, c_in = (
-            combination(plan, spec, part, axis).to(w_oi.dtype) if old < new else None
+            combination(plan, spec, axis).to(w_oi.dtype) if old < new else None
             for axis, (old, new) in zip(axes, sizes, strict=True)
         )
         rows = w_oi if c_out is None else torch.cat([w_oi, c_out @ w_oi])
         return rows if c_in is None else torch.cat([rows, rows @ c_in.T], dim=1)
     wide = torch.zeros(o_new, i_new, dtype=w_oi.dtype)
     if policy == "random" or (policy == "tiled" and plan.cfg.cross == "random"):
-        std = plan.cfg.std / (math.sqrt(2 * plan.n_layer) if part in WRITERS else 1.0)
+        std = plan.cfg.std / (math.sqrt(2 * plan.n_layer) if spec.part in WRITERS else 1.0)
         draw = plan.rng(key).standard_normal((o_new, i_new), dtype="float32") * std
         wide = torch.from_numpy(draw).to(w_oi.dtype)
     if policy == "tiled":
@@ -91,7 +80,7 @@ def policy_of(plan: Plan, part: str) -> str:
     return plan.cfg.ffn if part in FFN else plan.cfg.embed
 
 
-def combination(plan: Plan, spec: Spec, part: str, space: str) -> torch.Tensor:
+def combination(plan: Plan, spec: Spec, space: str) -> torch.Tensor:
     """C (new - old, old), float64: rows >= 0 with sum 1, Dirichlet per new unit.
 
     In the heads space a new head mixes whole old heads, position by position, and q, k, v and o of
@@ -100,7 +89,7 @@ def combination(plan: Plan, spec: Spec, part: str, space: str) -> torch.Tensor:
     """
     old, new = plan.sizes[space]
     if space == "residual":
-        key = f"{spec.name.rsplit('.', 1)[0]}:{part}:residual"
+        key = f"{spec.name.rsplit('.', 1)[0]}:{spec.part}:residual"
     else:
         key = f"layer {spec.layer}:{space}"
     unit = plan.head_dim[0] if space in ("heads", "kv") else 1  # rows that move together

@@ -5,6 +5,7 @@ import re
 import resource
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from growth import exact, ligo_init, lossless, nrio, srio
 from growth.gauge import ConfigChange, gauge
 from growth.plan import GrowConfig, Plan
 from models import hf, hf_folder, rope
+from models.axes import Spec
 
 OPERATORS = {name: module.grow_tensor for name, module in exact.EXACT.items()} | {
     "srio": srio.grow_tensor,
@@ -31,21 +33,29 @@ class Growth:
 
     source: hf_folder.Folder
     plan: Plan
-    new: hf.Sizes
+    layout: hf_folder.Layout  # of the new tensors
     raw: dict
     notes: tuple[str, ...]  # what is approximate, and why
     dtype: torch.dtype | None  # of what is written; None keeps every tensor's own
 
-    def dtype_of(self, name: str) -> torch.dtype:
-        return self.dtype or self.source.weights.dtypes[name]
+    def dtype_of(self, tensor: str) -> torch.dtype:
+        return self.dtype or self.source.stored.dtypes[tensor]
+
+    @property
+    def new(self) -> hf.Sizes:
+        return self.layout.sizes
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
-        """New shapes by name, without reading a tensor."""
-        old = self.source.weights.shapes
-        return {
-            name: new_shape(self.plan, spec, old[name]) for name, spec in self.plan.specs.items()
-        }
+        """New shapes of the stored tensors by name, without reading one."""
+        return {name: self.shape(name, old) for name, old in self.source.stored.shapes.items()}
+
+    def shape(self, tensor: str, old: torch.Size) -> torch.Size:
+        parts = self.layout.parts[tensor]
+        new = [self.plan.size(axis, n)[1] for axis, n in zip(parts[0].axes, old, strict=True)]
+        if len(parts) > 1:
+            new[parts[0].out_dim] = sum(self.plan.sizes[s.axes[s.out_dim]][1] for s in parts)
+        return torch.Size(new)
 
 
 def plan_folder(
@@ -67,7 +77,7 @@ def plan_folder(
     plan = Plan(
         cfg,
         source.specs,
-        {space: (width, spaces(new)[space]) for space, width in spaces(old).items()},
+        {space: (width, new.spaces[space]) for space, width in old.spaces.items()},
         (old.head_dim, new.head_dim),
         n_layer(source.specs),
         (old.d_model, new.d_model),
@@ -80,20 +90,8 @@ def plan_folder(
         raise UserError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
     if dtype:
         raw = {n: v for n, v in raw.items() if n != "torch_dtype"} | {"dtype": dtype}
-    return Growth(source, plan, new, raw, tuple(notes), DTYPES.get(dtype))
-
-
-def spaces(sizes: hf.Sizes) -> dict[str, int]:
-    """The width of every space of the axis tables."""
-    return {
-        "residual": sizes.d_model,
-        "heads": sizes.n_head * sizes.head_dim,
-        "kv": sizes.kv_heads * sizes.head_dim,
-        "head": sizes.n_head,
-        "ffn": sizes.d_ff,
-        "pooled": sizes.d_model,
-        "rotary": sizes.head_dim,
-    }
+    layout = hf_folder.Layout(plan.specs, new)
+    return Growth(source, plan, layout, raw, tuple(notes), DTYPES.get(dtype))
 
 
 def n_layer(specs: dict) -> int:
@@ -180,14 +178,6 @@ def approximations(plan: Plan) -> list[str]:
     return notes
 
 
-def new_shape(plan: Plan, spec, shape: torch.Size) -> torch.Size:
-    parts, sizes = len(spec.parts), []
-    for axis, n in zip(spec.axes, shape, strict=True):
-        fused = parts if parts > 1 and axis != "residual" else 1
-        sizes.append(fused * plan.size(axis, n // fused)[1])
-    return torch.Size(sizes)
-
-
 def grow_folder(
     growth: Growth,
     dst: Path,
@@ -202,12 +192,11 @@ def grow_folder(
     """
     start, source = time.perf_counter(), growth.source
 
-    def make(name: str) -> torch.Tensor:
-        return make_tensor(growth, name)
-
     with hf_folder.new_folder(dst, force) as tmp:
         sizes = {n: s.numel() * growth.dtype_of(n).itemsize for n, s in growth.shapes.items()}
-        size = hf_folder.write_weights(tmp, sizes, make, int(shard_gb * 1e9), progress)
+        size = hf_folder.write_weights(
+            tmp, sizes, partial(make_tensor, growth), int(shard_gb * 1e9), progress
+        )
         checkpoint.write_json(tmp / "config.json", growth.raw)
         hf_folder.copy_other_files(source.path, tmp)
         report = facts(growth, size) | {"grow_seconds": time.perf_counter() - start}
@@ -221,15 +210,19 @@ def grow_folder(
     return report
 
 
-def make_tensor(growth: Growth, name: str) -> torch.Tensor:
-    """One wide tensor, computed in float32 at least, stored in the growth's dtype."""
-    plan, spec = growth.plan, growth.plan.specs[name]
-    narrow = replace(plan, weights=Upcast(plan.weights))
-    wide = OPERATORS[plan.cfg.operator](narrow, spec)
+def make_tensor(growth: Growth, tensor: str) -> torch.Tensor:
+    """One wide stored tensor, computed in float32 at least, in the growth's dtype."""
+    parts = {spec.name: make(growth, spec) for spec in growth.layout.parts[tensor]}
+    return growth.layout.join(tensor, parts).to(growth.dtype_of(tensor)).contiguous()
+
+
+def make(growth: Growth, spec: Spec) -> torch.Tensor:
+    """One wide parameter, in float32 at least."""
+    narrow = replace(growth.plan, weights=Upcast(growth.plan.weights))
+    wide = OPERATORS[growth.plan.cfg.operator](narrow, spec)
     if not torch.isfinite(torch.stack(wide.aminmax())).all():  # NaN and inf reach the extremes
-        raise UserError(f"grown parameter {name} is not finite; check the source's {name}")
-    wide = hf_folder.mix(wide, growth.new.n_head) if spec.per_head else wide
-    return wide.to(growth.dtype_of(name)).contiguous()
+        raise UserError(f"grown parameter {spec.name} is not finite; check the source's")
+    return wide
 
 
 class Upcast(dict):
@@ -252,7 +245,7 @@ class Upcast(dict):
 
 def facts(growth: Growth, size: int) -> dict:
     plan, source = growth.plan, growth.source
-    old = {name: shape.numel() for name, shape in source.weights.shapes.items()}
+    old = {name: shape.numel() for name, shape in source.stored.shapes.items()}
     return {
         "source": source.path.name,
         "model_type": source.raw["model_type"],
@@ -264,7 +257,7 @@ def facts(growth: Growth, size: int) -> dict:
         "d_ff": list(plan.sizes["ffn"]),
         "parameters": [sum(old.values()), sum(s.numel() for s in growth.shapes.values())],
         "bytes": size,
-        "dtype": sorted({str(growth.dtype_of(n)).removeprefix("torch.") for n in plan.specs}),
+        "dtype": sorted({str(growth.dtype_of(n)).removeprefix("torch.") for n in source.stored}),
         "approximate": list(growth.notes),
     }
 
@@ -272,9 +265,8 @@ def facts(growth: Growth, size: int) -> dict:
 def closest_two_units(growth: Growth, n: int = 256) -> float:
     """The least distance between two FFN neurons of the first layer, over their RMS norm; among the
     first and the last n. 0 says that copies are locked together (lossless without noise)."""
-    name = next(s.name for s in growth.plan.specs.values() if s.part == "up" and not s.is_bias)
-    spec = growth.plan.specs[name]
-    rows_fd = make_tensor(growth, name).float().movedim(spec.out_dim, 0)
+    spec = next(s for s in growth.plan.specs.values() if s.part == "up" and not s.is_bias)
+    rows_fd = make(growth, spec).to(growth.dtype_of(spec.tensor)).float().movedim(spec.out_dim, 0)
     rows_fd = torch.cat([rows_fd[:n], rows_fd[-n:]]) if len(rows_fd) > 2 * n else rows_fd
     distance = torch.cdist(rows_fd, rows_fd, compute_mode="donot_use_mm_for_euclid_dist")
     distance.fill_diagonal_(torch.inf)
@@ -304,7 +296,7 @@ def compare(before: torch.Tensor, after: torch.Tensor) -> dict:
 def probe_logits(path: Path, source: hf_folder.Folder) -> torch.Tensor | None:
     """Logits (B, T, V) of a folder's model, loaded as a user would; None where it has none."""
     cls = hf_folder.model_class(source.raw, source.config)
-    double = torch.float64 in source.weights.dtypes.values()
+    double = torch.float64 in source.stored.dtypes.values()
     kind = torch.float64 if double else torch.float32  # half precision: its weights' rounding only
     try:
         model = cls.from_pretrained(path, dtype=kind, local_files_only=True).eval()

@@ -1,8 +1,6 @@
 """LiGO's start without its learning: W' = B_out W B_in^T with B = [I; C], the rows of C U(0, 1) and
 scaled to sum 1 (growth/ligo.py). For folders, where no training data is at hand. Never exact."""
 
-from dataclasses import replace
-
 import torch
 
 from growth.ligo import map_name
@@ -12,12 +10,7 @@ from models.axes import Spec
 
 
 def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
-    return spec.by_part(
-        plan.weights[spec.name], lambda part, w: grow_part(plan, replace(spec, part=part), w)
-    )
-
-
-def grow_part(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
+    w = plan.weights[spec.name]
     for dim, space in enumerate(spec.axes):
         name, (old, new) = map_name(plan, spec, space), plan.size(space, 0)
         if name is not None:

@@ -31,17 +31,14 @@ from models.rope import sinusoids
 
 
 def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
-    return spec.by_part(plan.weights[spec.name], lambda part, w: repeat(plan, spec, part, w))
-
-
-def repeat(plan: Plan, spec: Spec, part: str, w: torch.Tensor) -> torch.Tensor:
-    if part == "rotary" and plan.cfg.rope == "recompute":
+    w = plan.weights[spec.name]
+    if spec.part == "rotary" and plan.cfg.rope == "recompute":
         return sinusoids(w.shape[0], plan.sizes["rotary"][1]).to(w.dtype)
-    w = w * scale(plan, spec, part)  # before it is large
+    w = w * scale(plan, spec)  # before it is large
     for dim, space in enumerate(spec.axes):
         if space in plan.sizes:
             w = w.index_select(dim, repeat_index(plan, space))
-    return w if plan.cfg.noise_db is None else w + noise(plan, spec, part, w)
+    return w if plan.cfg.noise_db is None else w + noise(plan, spec, w)
 
 
 def copies(plan: Plan) -> int:
@@ -92,9 +89,9 @@ def ffn_scale(plan: Plan) -> float:
     return 1 / math.sqrt(copies(plan)) if plain else 1.0
 
 
-def out_scale(plan: Plan, spec: Spec, part: str) -> float:
+def out_scale(plan: Plan, spec: Spec) -> float:
     """s of what this parameter produces."""
-    k, arch = copies(plan), plan.arch
+    k, arch, part = copies(plan), plan.arch, spec.part
     if part == "norm":
         is_final = spec.name.rsplit(".", 1)[0].endswith(arch.final_norm)
         return head_norm_scale(plan) if is_final else stream_scale(plan)
@@ -112,28 +109,28 @@ def out_scale(plan: Plan, spec: Spec, part: str) -> float:
     }.get(part, 1.0)  # gate, head, relpos, rotary, pool, fixed
 
 
-def in_scale(plan: Plan, spec: Spec, part: str, space: str) -> float:
+def in_scale(plan: Plan, spec: Spec, space: str) -> float:
     """s of what this parameter reads."""
     if space == "residual":
-        return head_norm_scale(plan) if part == "head" else stream_scale(plan)
+        return head_norm_scale(plan) if spec.part == "head" else stream_scale(plan)
     return {"heads": 1 / math.sqrt(copies(plan)), "ffn": ffn_scale(plan)}.get(space, 1.0)
 
 
-def scale(plan: Plan, spec: Spec, part: str) -> float:
+def scale(plan: Plan, spec: Spec) -> float:
     """s_out / (k s_in) for a matrix that reads a repeated space, s_out for everything else."""
-    s, space = out_scale(plan, spec, part), spec.in_space
-    reads = part not in ("embed", "relpos", "rotary") and space in plan.sizes
-    return s / (copies(plan) * in_scale(plan, spec, part, space)) if reads else s
+    s, space = out_scale(plan, spec), spec.in_space
+    reads = spec.part not in ("embed", "relpos", "rotary") and space in plan.sizes
+    return s / (copies(plan) * in_scale(plan, spec, space)) if reads else s
 
 
-def noise(plan: Plan, spec: Spec, part: str, w: torch.Tensor) -> torch.Tensor:
+def noise(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
     """Noise at `noise_db` below w's RMS that sums to zero over the copies of each input."""
     space = spec.in_space
-    if part in ("embed", "relpos", "rotary") or space not in plan.sizes:
+    if spec.part in ("embed", "relpos", "rotary") or space not in plan.sizes:
         return torch.zeros_like(w)  # no input is repeated, so nothing would cancel
     dim, index = spec.axes.index(space) if spec.out != 0 else 1, repeat_index(plan, space)
     rms = w.square().mean().sqrt() * 10 ** (-plan.cfg.noise_db / 20)
-    draw = torch.from_numpy(plan.rng(f"{spec.name}:{part}:noise").standard_normal(w.shape))
+    draw = torch.from_numpy(plan.rng(f"{spec.name}:{spec.part}:noise").standard_normal(w.shape))
     draw = draw.movedim(dim, 0)
     sums = torch.zeros(plan.sizes[space][0], *draw.shape[1:], dtype=draw.dtype)
     centred = draw - sums.index_add_(0, index, draw)[index] / copies(plan)

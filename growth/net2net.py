@@ -14,22 +14,17 @@ some coordinates twice.
 
 import torch
 
-from errors import UserError
 from growth.plan import Plan
 from models.axes import Spec
 
 
 def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
-    def grow(part: str, w: torch.Tensor) -> torch.Tensor:
-        wide = copy_units(plan, spec, w, drawn, one_over_count)
-        return wide if part == "norm" else wide + noise(plan, f"{spec.name}:{part}", w, wide)
-
-    return spec.by_part(plan.weights[spec.name], grow)
+    w = plan.weights[spec.name]
+    wide = copy_units(plan, spec, w, drawn, one_over_count)
+    return wide if spec.part == "norm" else wide + noise(plan, f"{spec.name}:{spec.part}", w, wide)
 
 
 def grow_advanced(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
-    if len(spec.parts) > 1:
-        raise UserError(f"aki: {spec.name} is a fused tensor; use net2net for this architecture")
     wide, above = grow_tensor(plan, spec), name_above(plan, spec)
     dim = spec.out_dim
     old, new = plan.size(spec.axes[dim], wide.shape[dim])
@@ -61,9 +56,10 @@ def copy_units(plan: Plan, spec: Spec, w: torch.Tensor, index, scale) -> torch.T
 
 
 def reads_for_tied_head(plan: Plan, spec: Spec) -> bool:
-    """The gain and shift of the norm before a tied head: no reader row names that norm."""
+    """The gain and shift of the norm before a tied head: no parameter reads that norm."""
     norm = spec.name.rsplit(".", 1)[0]
-    return spec.part == "norm" and all(s.after != norm for s in plan.specs.values())
+    reads_stream = spec.part == "norm" and not spec.writes_stream
+    return reads_stream and all(s.after != norm for s in plan.specs.values())
 
 
 def drawn(plan: Plan, spec: Spec, space: str) -> torch.Tensor:

@@ -84,7 +84,6 @@ def check_policy(policy: str, cfg: GrowConfig) -> None:
 
 def rotated(plan: Plan, spec: Spec, m: torch.Tensor, kind: str) -> torch.Tensor:
     """Old block and fills, then R along the residual axes (its squared entries for exp_avg_sq)."""
-    assert len(spec.parts) == 1, f"{spec.name}: fused tensors have no optimizer state here"
     for dim, space in enumerate(spec.axes):
         old, new = plan.size(space, m.shape[dim])
         mean = m.mean(dim, keepdim=True) * (kind == SECOND)

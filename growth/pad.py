@@ -21,37 +21,37 @@ import math
 import torch
 
 from errors import UserError
-from growth.expand import expand_part
+from growth.expand import expand
 from growth.gauge import ConfigChange, gauge, score_scale, width_root
 from growth.plan import Plan
 from models.axes import Spec
 
 
 def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
-    return spec.by_part(plan.weights[spec.name], lambda part, w: pad(plan, spec, part, w))
+    return pad(plan, spec, plan.weights[spec.name])
 
 
-def pad(plan: Plan, spec: Spec, part: str, w: torch.Tensor) -> torch.Tensor:
-    """One part, its residual axis padded and its heads in place."""
-    if part == "norm":
+def pad(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
+    """One parameter, its residual axis padded and its heads in place."""
+    if spec.part == "norm":
         return pad_norm(plan, spec, w)
-    if part == "rotary":
+    if spec.part == "rotary":
         return w.index_select(1, table_index(plan))
-    wide = silence(plan, spec, part, expand_part(plan, spec, part, w))
-    if spec.writes_residual(part):
+    wide = silence(plan, spec, expand(plan, spec, w))
+    if spec.writes_residual:
         fill_new_rows(wide, spec.out_dim, plan.d_old, plan.arch.norm == "layernorm")
         wide *= stream_scale(plan)
-    if part == "head" and spec.in_space == "residual":
+    if spec.part == "head" and spec.in_space == "residual":
         wide *= width_root(plan)
     return arrange_heads(plan, spec, wide)
 
 
-def silence(plan: Plan, spec: Spec, part: str, wide: torch.Tensor) -> torch.Tensor:
+def silence(plan: Plan, spec: Spec, wide: torch.Tensor) -> torch.Tensor:
     """Old blocks first: zero what new heads and neurons send out, and new k rows of old heads."""
-    if part in ("q", "k"):
+    if spec.part in ("q", "k"):
         old = wide.narrow(spec.out_dim, 0, plan.sizes[spec.axes[spec.out_dim]][0])
         old *= score_scale(plan)
-        if part == "k" and plan.cfg.heads == "wider":
+        if spec.part == "k" and plan.cfg.heads == "wider":
             zero_from(wide, spec.out_dim, old.shape[spec.out_dim])
     space = spec.in_space
     silent = ("heads", "ffn", "pooled", *(("residual",) if plan.arch.post_norm else ()))

@@ -16,10 +16,7 @@ from models.axes import Spec
 
 
 def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
-    def grow(part: str, w: torch.Tensor) -> torch.Tensor:
-        return copy_units(plan, spec, w, in_order, keep_rms)
-
-    return spec.by_part(plan.weights[spec.name], grow)
+    return copy_units(plan, spec, plan.weights[spec.name], in_order, keep_rms)
 
 
 def in_order(plan: Plan, spec: Spec, space: str) -> torch.Tensor:

@@ -8,9 +8,11 @@ Growth acts on named axes, never on sizes. Each row reads
 points from input to output: `heads <- residual` is an nn.Linear weight (out, in), and
 `residual -> heads` or `vocab -> residual` is a Conv1D or embedding weight (in, out). A reader of
 the residual stream has residual as its input, a writer has it as its output, a norm has it alone.
-`q|k|v` is one tensor that holds several parts side by side along its non-residual axis; `q:k:v`
-is the same with the parts alternating head by head (GPT-NeoX).
-`after ln_1` names the norm whose output the row reads (it is where gains may be folded to).
+`q|k|v` is one tensor that holds several parts side by side along its output axis (`heads|kv|kv`
+where they are not alike); in `q:k:v` they alternate, once for every key head (GPT-NeoX). Each part
+is a parameter of its own to growth, NAME.q.weight; models/hf_folder.py splits and joins them.
+`after ln_1` names the norm whose output the row reads (it is where gains may be folded to); a norm
+that no row reads writes the residual stream. A reader whose norm is not there reads the stream.
 `in PREFIX` is put before the names, and the norms, of the indented rows below it (a norm written
 /name excepted). {a|b} stands for one row with each; equal braces take the same value in a row.
 
@@ -23,10 +25,7 @@ A new family is one table here and one row of facts in models/hf.py.
 
 import itertools
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import torch
+from dataclasses import dataclass, replace
 
 from errors import UserError
 
@@ -80,7 +79,7 @@ bert.pooler.dense            pool   pooled <- residual
 in cls.predictions
   transform.dense            dense  residual <- residual
   transform.LayerNorm        norm   residual
-  decoder                    head   vocab <- residual
+  decoder                    head   vocab <- residual   after transform.LayerNorm
   bias                       fixed  vocab
 """
 
@@ -192,8 +191,9 @@ class Arch:
 class Spec:
     """One parameter: what it is and the space of each of its axes, in stored order.
 
-    part: one of PARTS ("q|k|v" for a fused tensor, however stored); axes: space names; out: index
-    of the output axis (None for a vector); layer: its number or None; after: the norm it reads.
+    part: one of PARTS; axes: space names; out: index of the output axis (None for a vector); layer:
+    its number or None; after: the norm it reads; tensor: the stored tensor that it is, or is a part
+    of; alternates: with the other parts, once for every key head; writes_stream: a norm does.
     """
 
     name: str
@@ -202,15 +202,13 @@ class Spec:
     out: int | None
     layer: int | None
     after: str | None = None
-    per_head: bool = False  # a fused tensor whose parts alternate head by head
+    tensor: str = ""
+    alternates: bool = False
+    writes_stream: bool = False
 
     @property
     def is_bias(self) -> bool:
         return self.name.endswith("bias")
-
-    @property
-    def parts(self) -> list[str]:
-        return self.part.split("|")
 
     @property
     def out_dim(self) -> int:
@@ -222,16 +220,10 @@ class Spec:
         """The space a matrix reads; None for a vector."""
         return None if self.out is None else self.axes[1 - self.out]
 
-    def writes_residual(self, part: str) -> bool:
+    @property
+    def writes_residual(self) -> bool:
         """True for embeddings, o, down and the MLM head's dense layer, and for their biases."""
-        return part != "norm" and self.axes[self.out_dim] == "residual"
-
-    def by_part(self, w: torch.Tensor, grow: Callable) -> torch.Tensor:
-        """`grow(part, piece)` for every part of a fused tensor, put together again."""
-        dim = next((i for i, axis in enumerate(self.axes) if axis != "residual"), 0)
-        pieces = w.chunk(len(self.parts), dim) if len(self.parts) > 1 else [w]
-        wide = [grow(part, piece) for part, piece in zip(self.parts, pieces, strict=True)]
-        return wide[0] if len(wide) == 1 else torch.cat(wide, dim)
+        return self.part != "norm" and self.axes[self.out_dim] == "residual"
 
     def side(self, dim: int) -> str:
         """'out' where the parameter writes along `dim` (every axis of a vector), else 'in'."""
@@ -243,6 +235,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Row:
+    name: str  # as in the table
     pattern: re.Pattern
     part: str
     axes: tuple[str, ...]
@@ -268,7 +261,7 @@ def parse(table: str) -> list[Row]:
 
 def parse_row(line: str) -> list[Row]:
     """The row of NAME.weight and that of NAME.bias; of one of them where NAME says which."""
-    head, _, after = line.partition(" after ")
+    head, _, after = map(str.strip, line.partition(" after "))
     name, part, axes = head.split(None, 2)
     unknown = set(re.split("[|:]", part)) - set(PARTS)
     if unknown:
@@ -280,7 +273,7 @@ def parse_row(line: str) -> list[Row]:
     if name.endswith(tuple(kinds)):
         kinds = {"": (spaces, out)}
     return [
-        Row(re.compile(re.escape(name + kind).replace(r"\*", r"(\d+)")), part, *at, after.strip())
+        Row(name, re.compile(re.escape(name + kind).replace(r"\*", r"(\d+)")), part, *at, after)
         for kind, at in kinds.items()
     ]
 
@@ -295,8 +288,9 @@ def spread(line: str) -> list[str]:
 
 
 def specs(family: str, names, prefix: str = "") -> dict[str, Spec]:
-    """The Spec of every name, in the given order. `prefix` ("transformer."): names of a bare model
-    without its head lack it, and are looked up with it.
+    """The Specs of every stored name, in the given order; a fused tensor has one for each part.
+    `prefix` ("transformer."): names of a bare model without its head lack it, and are looked up
+    with it.
 
     Raises UserError for a family without a table, or for names that no row or two rows describe:
     an unknown parameter is never grown by guessing.
@@ -307,6 +301,7 @@ def specs(family: str, names, prefix: str = "") -> dict[str, Spec]:
             f"Add one in models/axes.py"
         )
     rows, found = parse(TABLES[family]), {}
+    read = {row.after for row in rows}
     for name in names:
         hits = matches(rows, name) or matches(rows, prefix + name)
         if len(hits) != 1:
@@ -316,19 +311,40 @@ def specs(family: str, names, prefix: str = "") -> dict[str, Spec]:
             )
         row, match = hits[0]
         layer = match[1] if match.groups() else None
-        after = row.after.replace("*", layer or "") or None
-        if after and not name.startswith(prefix) and match[0] != name:
+        after = row.after.replace("*", layer or "")
+        if after and match[0] != name:
             after = after.removeprefix(prefix)  # the bare model's own name for its norm
-        found[name] = Spec(
+        whole = Spec(
             name,
-            row.part.replace(":", "|"),
+            row.part,
             row.axes,
             row.out,
             None if layer is None else int(layer),
-            after,
+            after if f"{after}.weight" in names else None,
+            name,
             ":" in row.part,
+            row.part == "norm" and row.axes == ("residual",) and row.name not in read,
         )
+        found |= {spec.name: spec for spec in split(whole)}
     return found
+
+
+def split(whole: Spec) -> list[Spec]:
+    """The parts of a fused tensor's spec; itself for any other."""
+    parts = re.split("[|:]", whole.part)
+    if len(parts) == 1:
+        return [whole]
+    stem, kind = whole.name.rsplit(".", 1)
+    axes = [re.split("[|:]", axis) for axis in whole.axes]
+    return [
+        replace(
+            whole,
+            name=f"{stem}.{part}.{kind}",
+            part=part,
+            axes=tuple(axis[i] if len(axis) > 1 else axis[0] for axis in axes),
+        )
+        for i, part in enumerate(parts)
+    ]
 
 
 def matches(rows: list[Row], name: str) -> list[tuple[Row, re.Match]]:

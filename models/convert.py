@@ -50,7 +50,7 @@ def convert(cfg: ConvertConfig) -> None:
     source = hf_folder.open_folder(cfg.source)
     if source.raw["model_type"] != "gpt2":
         raise UserError(f"{cfg.source} is a {source.raw['model_type']}, not a gpt2")
-    weights, ours = from_gpt2({n: source.weights[n] for n in source.weights}, source.config)
+    weights, ours = from_gpt2({n: source.stored[n] for n in source.stored}, source.config)
     with torch.device("meta"):
         checkpoint.check_weights(GPT(ours, seed=None).state_dict(), weights, str(cfg.source))
     checkpoint.save(cfg.out, weights, {"config": asdict(ours), "step": 0}, force=cfg.force)

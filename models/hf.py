@@ -88,6 +88,19 @@ class Sizes:
     head_dim: int
     d_ff: int
 
+    @property
+    def spaces(self) -> dict[str, int]:
+        """The width of every space of the axis tables."""
+        return {
+            "residual": self.d_model,
+            "heads": self.n_head * self.head_dim,
+            "kv": self.kv_heads * self.head_dim,
+            "head": self.n_head,
+            "ffn": self.d_ff,
+            "pooled": self.d_model,
+            "rotary": self.head_dim,
+        }
+
 
 def family_of(model_type: str) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:

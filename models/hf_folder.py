@@ -1,7 +1,7 @@
 """Reading and writing Hugging Face model folders tensor by tensor.
 
 A folder is opened lazily: tensors come out of memory-mapped files one at a time, under current
-names, fused q/k/v in the order q, k, v, and a tied copy of another tensor not at all.
+names, the parts of a fused tensor each for itself, and a tied copy of another tensor not at all.
 """
 
 import os
@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import safetensors
@@ -48,25 +49,29 @@ class Folder:
     raw: dict
     config: object
     family: hf.Family
-    weights: "Weights"
-    specs: dict[str, Spec]
+    stored: "Weights"
+    weights: "Parameters"
     tied: bool
+
+    @property
+    def specs(self) -> dict[str, Spec]:
+        return self.weights.layout.specs
 
 
 class Weights(Mapping):
-    """name -> tensor, read on access. `n_head` un-mixes q:k:v tensors stored head by head."""
+    """name -> stored tensor, read on access."""
 
-    def __init__(self, files: dict, read: Callable, n_head: int):
-        self.files, self.read, self.n_head = files, read, n_head
+    def __init__(self, files: dict, read: Callable):
+        self.files, self.read = files, read
         about = {name: read.about(*place) for name, place in files.items()}
         self.shapes: dict[str, torch.Size] = {name: shape for name, (shape, _) in about.items()}
         self.dtypes: dict[str, torch.dtype] = {name: dtype for name, (_, dtype) in about.items()}
-        self.specs: dict[str, Spec] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = self.read(*self.files[name])
-        spec = self.specs.get(name)
-        return unmix(tensor, self.n_head) if spec and spec.per_head else tensor
+        return self.read(*self.files[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.files
 
     def forget(self, name: str) -> None:
         del self.files[name], self.shapes[name], self.dtypes[name]
@@ -78,14 +83,67 @@ class Weights(Mapping):
         return len(self.files)
 
 
-def unmix(w: torch.Tensor, n_head: int) -> torch.Tensor:
-    """Rows (head, q|k|v, hd) -> (q|k|v, head, hd)."""
-    return w.view(n_head, 3, -1, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
+@dataclass(frozen=True)
+class Layout:
+    """How the stored tensors hold the parameters of `specs`, at given sizes."""
+
+    specs: dict[str, Spec]
+    sizes: hf.Sizes
+
+    @cached_property
+    def parts(self) -> dict[str, list[Spec]]:
+        """What each stored tensor holds, in order; one but for a fused tensor."""
+        found: dict[str, list[Spec]] = {}
+        for spec in self.specs.values():
+            found.setdefault(spec.tensor, []).append(spec)
+        return found
+
+    def rows(self, spec: Spec, tensor_rows: int) -> int:
+        """The width of the axis that a part of a tensor of `tensor_rows` writes along."""
+        fused = spec.name != spec.tensor
+        return self.sizes.spaces[spec.axes[spec.out_dim]] if fused else tensor_rows
+
+    def split(self, tensor: str, w: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A stored tensor's parameters by name."""
+        parts = self.parts[tensor]
+        dim, groups = parts[0].out_dim, self.groups(parts[0])
+        rows = [self.rows(spec, w.shape[dim]) // groups for spec in parts]
+        pieces = w.unflatten(dim, (groups, -1)).split(rows, dim + 1)
+        return {
+            spec.name: piece.flatten(dim, dim + 1)
+            for spec, piece in zip(parts, pieces, strict=True)
+        }
+
+    def join(self, tensor: str, pieces: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The inverse of split."""
+        parts = self.parts[tensor]
+        dim, groups = parts[0].out_dim, self.groups(parts[0])
+        grouped = [pieces[spec.name].unflatten(dim, (groups, -1)) for spec in parts]
+        return torch.cat(grouped, dim + 1).flatten(dim, dim + 1)
+
+    def groups(self, spec: Spec) -> int:
+        """How often the parts of a tensor alternate."""
+        return self.sizes.kv_heads if spec.alternates else 1
 
 
-def mix(w: torch.Tensor, n_head: int) -> torch.Tensor:
-    """The inverse of unmix."""
-    return w.view(3, n_head, -1, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
+class Parameters(Mapping):
+    """name -> parameter, read on access, under the names of the layout's specs."""
+
+    def __init__(self, stored: Weights, layout: Layout):
+        self.stored, self.layout = stored, layout
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self.layout.specs[name].tensor
+        return self.layout.split(tensor, self.stored[tensor])[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layout.specs
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.specs)
+
+    def __len__(self) -> int:
+        return len(self.layout.specs)
 
 
 # ---- reading
@@ -99,16 +157,15 @@ def open_folder(path: Path, allow_pickle: bool = False) -> Folder:
     if raw.get("quantization_config"):
         raise UserError(f"{path} is quantized; growth needs the float checkpoint it was made from")
     config = transformers_config(path)
-    stored, read = find_weights(path, allow_pickle)
-    names = {current_name(n): (file, n) for n, file in stored.items() if not BUFFERS.fullmatch(n)}
-    weights = Weights(names, read, config.num_attention_heads)
-    cls = model_class(raw, config)
-    tied = drop_tied_copies(path, raw, config, cls, weights)
-    weights.specs = specs(raw["model_type"], weights, prefix(cls))
+    files, read = find_weights(path, allow_pickle)
+    names = {current_name(n): (file, n) for n, file in files.items() if not BUFFERS.fullmatch(n)}
+    stored, cls = Weights(names, read), model_class(raw, config)
+    tied = drop_tied_copies(path, raw, config, cls, stored)
+    layout = Layout(specs(raw["model_type"], stored, prefix(cls)), hf.sizes_of(config, family))
     model = empty_model(path, cls, config)
-    check_shapes(path, model, weights)
-    check_complete(path, model, weights, tied)
-    return Folder(path, raw, config, family, weights, weights.specs, tied)
+    check_shapes(path, model, stored)
+    check_complete(path, model, stored, tied)
+    return Folder(path, raw, config, family, stored, Parameters(stored, layout), tied)
 
 
 def read_config(path: Path) -> dict:

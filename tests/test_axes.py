@@ -7,11 +7,9 @@ import torch
 
 from checks import zoo
 from errors import UserError
-from models import hf_folder
+from models import hf, hf_folder
 from models.axes import TABLES, parse, specs, spread
 from models.gpt import GPT, GPTConfig
-
-SIZES = dict(residual=32, heads=32, kv=16, head=4, ffn=40, vocab=61, rotary=8, pooled=32)
 
 
 def meta(spec: zoo.Model) -> torch.nn.Module:
@@ -24,16 +22,18 @@ def test_tables_cover_every_parameter_and_its_shape(name):
     spec = zoo.MODELS[name]
     net = meta(spec)
     found = specs(spec.family, net.state_dict(), hf_folder.prefix(type(net)))
-    grouped = spec.family in zoo.GROUPED
-    for param, shape in ((n, p.shape) for n, p in net.state_dict().items()):
-        row = found[param]
-        for axis, size in zip(row.axes, shape, strict=True):
-            fused = len(row.parts) if axis != "residual" else 1
-            want = SIZES["heads"] if axis == "kv" and not grouped else SIZES.get(axis)
-            assert want is None or size == fused * want, (param, axis)
-        assert row.after is None or f"{row.after}.weight" in net.state_dict()
-    weights = [row for row in found.values() if len(row.axes) == 2 and row.part not in ("head",)]
-    assert {"q", "k", "v", "o", "up", "down"} <= {part for row in weights for part in row.parts}
+    sizes = hf.sizes_of(net.config, hf.FAMILIES[spec.family])
+    for tensor, parts in hf_folder.Layout(found, sizes).parts.items():
+        for dim, n in enumerate(net.state_dict()[tensor].shape):
+            rows = parts if dim == parts[0].out_dim else parts[:1]
+            widths = [(sizes.spaces | {"vocab": 61}).get(row.axes[dim]) for row in rows]
+            assert None in widths or n == sum(widths), (tensor, dim)
+    assert {row.tensor for row in found.values()} == net.state_dict().keys()
+    assert {"q", "k", "v", "o", "up", "down"} <= {row.part for row in found.values()}
+    norms = {row.name.rsplit(".", 1)[0] for row in found.values() if row.part == "norm"}
+    post = {row.name.rsplit(".", 1)[0] for row in found.values() if row.writes_stream}
+    read = {row.after for row in found.values()} - {None}
+    assert read <= norms - post
 
 
 def test_our_table_covers_every_switch():
@@ -44,29 +44,42 @@ def test_our_table_covers_every_switch():
 
 
 def test_bare_models_find_their_norm_under_their_own_name():
-    row = specs("gpt2", ["h.3.attn.c_attn.weight"], "transformer.")["h.3.attn.c_attn.weight"]
-    assert (row.layer, row.after, row.parts) == (3, "h.3.ln_1", ["q", "k", "v"])
-    full = "transformer.h.3.attn.c_attn.weight"
-    assert specs("gpt2", [full], "transformer.")[full].after == "transformer.h.3.ln_1"
+    for base in ("", "transformer."):
+        names = [f"{base}h.3.{name}.weight" for name in ("attn.c_attn", "ln_1")]
+        row = specs("gpt2", names, "transformer.")[f"{base}h.3.attn.c_attn.k.weight"]
+        assert (row.layer, row.after, row.tensor) == (3, f"{base}h.3.ln_1", names[0])
+
+
+def test_a_reader_whose_norm_is_not_there_reads_the_stream():
+    name = "model.decoder.layers.0.fc1.weight"
+    assert specs("opt", [name])[name].after is None
 
 
 def test_cross_attention_keys_read_the_encoders_norm():
     name = "decoder.block.1.layer.1.EncDecAttention.k.weight"
-    assert specs("t5", [name])[name].after == "encoder.final_layer_norm"
+    found = specs("t5", [name, "encoder.final_layer_norm.weight"])
+    assert found[name].after == "encoder.final_layer_norm"
 
 
-def test_fused_layouts_are_told_apart():
-    names = {"gpt2": "transformer.h.0.attn.c_attn.bias"}
-    names["gpt_neox"] = "gpt_neox.layers.0.attention.query_key_value.bias"
-    assert not specs("gpt2", [names["gpt2"]])[names["gpt2"]].per_head
-    assert specs("gpt_neox", [names["gpt_neox"]])[names["gpt_neox"]].per_head
+def test_fused_tensors_are_split_and_joined():
+    """Side by side: q0 q1 k0 k1 v0 v1; alternating, once for every key head: q0 k0 v0 q1 k1 v1."""
+    w = torch.arange(24.0)
+    sizes = hf.Sizes(d_model=8, n_head=2, kv_heads=2, head_dim=4, d_ff=32)
+    stems = {"gpt2": "transformer.h.0.attn.c_attn"}
+    stems["gpt_neox"] = "gpt_neox.layers.0.attention.query_key_value"
+    for (family, stem), second in zip(stems.items(), (4, 12), strict=True):
+        layout = hf_folder.Layout(specs(family, [f"{stem}.bias"]), sizes)
+        parts = layout.split(f"{stem}.bias", w)
+        assert list(parts) == [f"{stem}.{part}.bias" for part in "qkv"]
+        assert parts[f"{stem}.q.bias"].tolist() == [0, 1, 2, 3, *range(second, second + 4)]
+        assert torch.equal(layout.join(f"{stem}.bias", parts), w)
 
 
 def test_one_row_describes_a_weight_and_its_bias():
-    found = specs("gpt2", ["transformer.h.0.attn.c_attn." + kind for kind in ("weight", "bias")])
+    found = specs("gpt2", ["transformer.h.0.mlp.c_fc." + kind for kind in ("weight", "bias")])
     weight, bias = found.values()
-    assert (weight.axes, weight.out) == (("residual", "heads"), 1)
-    assert (bias.axes, bias.out, bias.part, bias.after) == (("heads",), None, "q|k|v", weight.after)
+    assert (weight.axes, weight.out) == (("residual", "ffn"), 1)
+    assert (bias.axes, bias.out, bias.part, bias.after) == (("ffn",), None, "up", weight.after)
     rows = parse("a.bias  fixed  vocab\na.weight  relpos  bucket -> head")
     assert [row.pattern.pattern for row in rows] == [r"a\.bias", r"a\.weight"]
 

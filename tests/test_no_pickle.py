@@ -199,10 +199,10 @@ def test_code_that_a_config_names_is_not_run(theirs, mark, tmp_path):
 
 def test_sound_pickled_weights_are_read_when_asked(theirs):
     sound = hf_folder.open_folder(theirs)
-    weights = {name: sound.weights[name] for name in sound.weights}
+    weights = {name: sound.stored[name] for name in sound.stored}
     torch.save(weights, theirs / "pytorch_model.bin")
     (theirs / "model.safetensors").unlink()
     with pytest.raises(UserError, match="allow-pickle"):
         hf_folder.open_folder(theirs)
-    read = hf_folder.open_folder(theirs, allow_pickle=True).weights
+    read = hf_folder.open_folder(theirs, allow_pickle=True).stored
     assert all(torch.equal(read[name], w) for name, w in weights.items())
