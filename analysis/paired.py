@@ -41,12 +41,11 @@ def estimate(by_seed: Mapping[int, float]) -> Estimate:
     values = np.array(list(by_seed.values()), dtype=float)
     n = len(values)
     mean = float(values.mean()) if n else math.nan
-    if n < 2:
-        return Estimate(n, mean, math.nan, math.nan, dict(by_seed))
-    error = float(stats.sem(values))
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
-    p = float(2 * stats.t.sf(abs(mean) / error, n - 1)) if error > 0 else math.nan
-    return Estimate(n, mean, half, p, dict(by_seed))
+    if n < 2 or np.ptp(values) == 0:  # no spread: no test
+        return Estimate(n, mean, math.nan if n < 2 else 0.0, math.nan, dict(by_seed))
+    test = stats.ttest_1samp(values, 0)
+    low, high = test.confidence_interval(CONFIDENCE)
+    return Estimate(n, mean, float(high - low) / 2, float(test.pvalue), dict(by_seed))
 
 
 def values_by_seed(rows: list[dict], variant: str, metric: str) -> dict[int, float]:
