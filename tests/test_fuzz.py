@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from checks.fuzz import __main__ as fuzz
 from checks.fuzz import damage, judge
 from checks.fuzz.judge import Case
 from errors import UserError
@@ -27,11 +30,34 @@ def test_a_short_sweep_has_no_fault(tmp_path):
     assert sum(g["refused"] for g in found["groups"].values()) > 25
 
 
-def test_the_committed_report_is_whole_and_without_faults():
-    found = json.loads((ROOT / "results" / "fuzz.json").read_text())
-    assert found["cases"] >= 300 and found["faults"] == 0 and found["commands"]["cases"] >= 10
-    assert found["most_cpu_s"] < judge.CPU_S and found["most_memory_mb"] < judge.MEMORY_MB
-    assert found["command"] in (ROOT / "results" / "fuzz.md").read_text()
+def test_the_report_counts_and_shows_every_fault():
+    cfg = fuzz.FuzzConfig(cases=3, seed=5)
+    ends = [("a", "refused", "error: x", ""), ("a", "ran", "", ""), ("b", "refused", "", "exit 1")]
+    verdicts = [
+        judge.Verdict(group, f"case {i}", outcome, line, cpu_s=i / 4, memory_mb=i, fault=fault)
+        for i, (group, outcome, line, fault) in enumerate(ends)
+    ]
+    found = fuzz.report(cfg, verdicts, verdicts[2:])
+    assert (found["cases"], found["faults"], found["commands"]["faults"]) == (3, 2, 1)
+    assert found["groups"]["a"] == {"refused": 1, "ran": 1, "faults": 0}
+    assert found["groups"]["b"] == {"refused": 0, "ran": 0, "faults": 1}
+    assert (found["most_cpu_s"], found["most_memory_mb"]) == (0.5, 2)
+    text = fuzz.markdown(found)
+    assert "python -m checks.fuzz --cases 3 --seed 5`: 3 bad inputs, **2 faults**" in text
+    assert "| a | 1 | 1 | 0 |" in text and "- case 0: `error: x`" in text
+    assert text.count("**exit 1**") == 2 and "## Faults" in text
+    assert "## Faults" not in fuzz.markdown(fuzz.report(cfg, verdicts[:2], []))
+
+
+def test_a_sweep_with_a_fault_says_so_and_exits_1(tmp_path, monkeypatch, capsys):
+    bad = Case("test", "a crash", f"{__name__}:crashes", ("bad.json",), ())
+    monkeypatch.setattr(fuzz, "make_world", lambda place: place)
+    monkeypatch.setattr(fuzz, "GROUPS", {lambda world: st.just(bad): 1})
+    monkeypatch.setattr(sys, "argv", ["fuzz", "--cases", "1", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as stop:
+        fuzz.main()
+    assert stop.value.code == 1 and "- a crash: `" in capsys.readouterr().out
+    assert json.loads((tmp_path / "fuzz.json").read_text())["faults"] == 1
 
 
 # ---- programs that end badly, one each way, and two that end well
@@ -132,9 +158,26 @@ def is_there(folder: Path):
     assert (folder / "out" / "result").read_text() == "1"
 
 
-def test_spoilt_json_differs_and_the_source_stays_as_it_was():
-    value = {"a": [1, {"b": 2}], "c": "d"}
-    rng, before = np.random.default_rng(0), json.dumps(value)
-    spoilt = [damage.spoil_json(rng, value) for _ in range(200)]
-    assert json.dumps(value) == before
-    assert all(what and repr(found) != repr(value) for what, found in spoilt)
+VALUE = {"a": [1, {"b": 2}], "c": "d"}
+
+
+@given(damage.spoilt_json(VALUE))
+def test_spoilt_json_differs_and_the_source_stays_as_it_was(spoilt):
+    what, found = spoilt
+    assert what and VALUE == {"a": [1, {"b": 2}], "c": "d"}
+    assert set(damage.places(VALUE)) == {("a",), ("a", 0), ("a", 1), ("a", 1, "b"), ("c",)}
+    kept = [place for place in damage.places(VALUE) if what.startswith(".".join(map(str, place)))]
+    assert kept and (repr(found) != repr(VALUE) or "is 1" in what or "is 2" in what)
+
+
+@given(damage.spoilt_bytes(bytes(range(64))))
+def test_spoilt_bytes_differ(spoilt):
+    assert spoilt[1] != bytes(range(64))
+
+
+def test_the_same_seed_draws_the_same_cases_and_no_two_alike(tmp_path, monkeypatch):
+    cases = st.integers(0, 30).map(lambda i: Case("test", f"case {i}", "a:b", (), ()))
+    monkeypatch.setattr(fuzz, "GROUPS", {lambda world: cases: 1, lambda world: cases: 2})
+    first, again, other = (fuzz.draw(30, seed, tmp_path) for seed in (1, 1, 2))
+    assert [c.name for c in first] == [c.name for c in again] != [c.name for c in other]
+    assert len(first) == 30 and len({c.name for c in first[10:]}) == 20

@@ -5,20 +5,21 @@
 Every case must end in one useful line ("error: ...", exit 2, nothing written) or in a run whose
 result is right; within 5 s of CPU time and 1 GB, without a write outside its folder, without a
 pickle. Writes results/fuzz.json (every case) and results/fuzz.md; exits 1 if there is a fault.
-Some cases are run a second time as real commands.
+Some cases are run a second time as real commands. hypothesis draws the cases.
 """
 
 import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np  # noqa: E402
+import hypothesis  # noqa: E402
+import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from analysis.aggregate import write_atomic  # noqa: E402
@@ -32,7 +33,7 @@ from training.processes import Place  # noqa: E402
 from training.summary import hardware, versions  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = {  # generator -> its share of the cases
+GROUPS = {  # world -> cases: its share of them
     options.training: 4,
     options.grid: 4,
     options.growth: 3,
@@ -47,17 +48,9 @@ GROUPS = {  # generator -> its share of the cases
     files.slurm_settings: 2,
 }
 # imported before the cases start, so that a case pays only for what it does
-MODULES = (
-    "train",
-    "grow",
-    "grid",
-    "analysis.aggregate",
-    "run_ablations",
-    "cluster",
-    "analysis.claims",
-)
-MODULES += ("figures.loss_curves", "figures.loss_table", "growth.child", "models.convert")
-MODULES += ("data.prepare", "pyarrow.parquet", "transformers.models.gpt2.modeling_gpt2")
+MODULES = "train grow run_ablations analysis.aggregate analysis.claims figures.loss_curves"
+MODULES += " figures.loss_table growth.child models.convert data.prepare pyarrow.parquet"
+MODULES += " transformers.models.gpt2.modeling_gpt2"
 
 
 @dataclass(frozen=True)
@@ -79,23 +72,21 @@ def main() -> None:
             f"the others >= 0"
         )
     with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
-        verdicts, real = sweep(cfg, Path(place))
-    found = report(cfg, verdicts, real)
+        found = report(cfg, *sweep(cfg, Path(place)))
     cfg.out.mkdir(parents=True, exist_ok=True)
-    text = markdown(found)
     write_json(cfg.out / "fuzz.json", found)
-    write_atomic(cfg.out / "fuzz.md", text.encode())
-    print(text)
+    write_atomic(cfg.out / "fuzz.md", markdown(found).encode())
+    print(markdown(found))
     sys.exit(1 if found["faults"] else 0)
 
 
 def sweep(cfg: FuzzConfig, place: Path) -> tuple[list[Verdict], list[Verdict]]:
     """Judge every case in a fork of this process, and some of them as real commands."""
     world = make_world(place / "world")
-    warm_up()
-    cases = [
-        case for case in draw(cfg.cases, cfg.seed, world) if cfg.only in case.group + case.name
-    ]
+    torch.set_num_threads(1)
+    for name in MODULES.split():
+        importlib.import_module(name)
+    cases = [c for c in draw(cfg.cases, cfg.seed, world) if cfg.only in c.group + c.name]
     if not cases:
         raise UserError(f"--only is {cfg.only!r}, which no case is named; leave it out")
     verdicts = [judge(case, place) for case in tqdm(cases, unit="case", delay=1)]
@@ -105,21 +96,16 @@ def sweep(cfg: FuzzConfig, place: Path) -> tuple[list[Verdict], list[Verdict]]:
 
 
 def draw(n: int, seed: int, world: Path) -> list[Case]:
-    """The first cases of every group, by its share; a larger n adds to them."""
-    total, cases = sum(GROUPS.values()), []
-    for number, (group, share) in enumerate(GROUPS.items()):
-        endless: Iterator[Case] = group(np.random.default_rng([seed, number]), world)
-        wanted = max(1, -(-n * share // total))
-        cases += [next(endless) for _ in range(wanted)]
-    return cases
-
-
-def warm_up() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    for name in MODULES:
-        importlib.import_module(name)
+    """Cases of every group, by its share, the same for the same seed; no two are drawn alike."""
+    total, found = sum(GROUPS.values()), []
+    for group, share in GROUPS.items():
+        given = hypothesis.given(group(world))(lambda case: found.append(case))
+        given = hypothesis.settings(
+            max_examples=max(1, -(-n * share // total)), database=None, deadline=None,
+            phases=[hypothesis.Phase.generate], suppress_health_check=list(hypothesis.HealthCheck),
+        )(hypothesis.seed(seed)(given))  # fmt: skip
+        given()
+    return found
 
 
 # ---- the report
@@ -127,10 +113,9 @@ def warm_up() -> None:
 
 def report(cfg: FuzzConfig, verdicts: list[Verdict], real: list[Verdict]) -> dict:
     """Everything in fuzz.json: counts, extremes, every case with the line that the user reads."""
-    groups = {}
+    groups = {v.group: Counter(refused=0, ran=0, faults=0) for v in verdicts}
     for verdict in verdicts:
-        counts = groups.setdefault(verdict.case.group, {"refused": 0, "ran": 0, "faults": 0})
-        counts["faults" if verdict.fault else verdict.outcome] += 1
+        groups[verdict.group]["faults" if verdict.fault else verdict.outcome] += 1
     return {
         "command": f"python -m checks.fuzz --cases {cfg.cases} --seed {cfg.seed}",
         **code_version(),
@@ -139,66 +124,52 @@ def report(cfg: FuzzConfig, verdicts: list[Verdict], real: list[Verdict]) -> dic
         "cases": len(verdicts),
         "faults": sum(bool(v.fault) for v in verdicts + real),
         "groups": groups,
-        "most_cpu_s": round(max(v.cpu_s for v in verdicts), 2),
-        "most_memory_mb": round(max(v.memory_mb for v in verdicts)),
+        "most_cpu_s": max(v.cpu_s for v in verdicts),
+        "most_memory_mb": max(v.memory_mb for v in verdicts),
         "commands": {
             "cases": len(real),
             "faults": sum(bool(v.fault) for v in real),
-            "most_cpu_s": round(max((v.cpu_s for v in real), default=0), 2),
-            "list": [v.record() for v in real],
+            "most_cpu_s": max((v.cpu_s for v in real), default=0),
+            "list": [asdict(v) for v in real],
         },
-        "list": [v.record() for v in verdicts],
+        "list": [asdict(v) for v in verdicts],
     }
 
 
 def markdown(found: dict) -> str:
     """The counts by group, then what the user reads: one example of each group, and each fault."""
-    lines = [
-        "# Bad inputs",
-        "",
-        f"`{found['command']}`: {found['cases']} bad inputs, **{found['faults']} faults**.",
-        "",
-        'Refused: exit 2, one line "error: ..." that names the value or the file, nothing written.',
-        "Ran: the damage did not matter (a field that nothing reads, a checkpoint that is skipped",
-        "for an older one) and the result was checked. A fault is anything else: a traceback, more",
-        "than 5 s of CPU time or 1 GB, a write elsewhere, an unpickled class, a wrong result.",
-        "",
-        "| what was bad | refused | ran | faults |",
-        "| --- | ---: | ---: | ---: |",
-    ]
-    lines += [
+    real, examples = found["commands"], {}
+    for record in found["list"]:  # the first refusal of each group that is short enough to show
+        if record["outcome"] == "refused" and not record["fault"] and len(record["line"]) < 170:
+            examples.setdefault(record["group"], record)
+    faults = [record for record in [*found["list"], *real["list"]] if record["fault"]]
+    counts = [
         f"| {name} | {c['refused']} | {c['ran']} | {c['faults']} |"
         for name, c in found["groups"].items()
     ]
-    real = found["commands"]
-    lines += [
-        "",
-        f"Most CPU time of a case {found['most_cpu_s']} s, most memory on top of the imports "
-        f"{found['most_memory_mb']} MB.",
-        f"{real['cases']} of the cases also as real commands, imports included: {real['faults']} "
-        f"faults, at most {real['most_cpu_s']} s of CPU time.",
-        "",
-        "What the user reads (fuzz.json has every case):",
-        "",
-    ]
-    lines += [f"- {show(record)}" for record in examples(found)]
-    faults = [r for r in [*found["list"], *real["list"]] if "fault" in r]
-    lines += ["", "## Faults", ""] if faults else []
-    lines += [f"- {show(record)} **{record['fault']}**" for record in faults]
-    return "\n".join(lines) + "\n"
+    shown = [f"- {r['name'][:120]}: `{r['line'][:300]}` **{r['fault']}**" for r in faults]
+    return f"""# Bad inputs
 
+`{found["command"]}`: {found["cases"]} bad inputs, **{found["faults"]} faults**.
 
-def examples(found: dict) -> list[dict]:
-    """The first refusal of each group whose line is short enough to show."""
-    chosen = {}
-    for record in found["list"]:
-        if record["outcome"] == "refused" and "fault" not in record and len(record["line"]) < 170:
-            chosen.setdefault(record["group"], record)
-    return list(chosen.values())
+Refused: exit 2, one line "error: ..." that names the value or the file, nothing written.
+Ran: the damage did not matter (a field that nothing reads, a checkpoint that is skipped
+for an older one) and the result was checked. A fault is anything else: a traceback, more
+than 5 s of CPU time or 1 GB, a write elsewhere, an unpickled class, a wrong result.
 
+| what was bad | refused | ran | faults |
+| --- | ---: | ---: | ---: |
+{chr(10).join(counts)}
 
-def show(record: dict) -> str:
-    return f"{record['name'][:120]}: `{record['line'][:300]}`"
+Most CPU time of a case {found["most_cpu_s"]} s, most memory on top of the imports \
+{found["most_memory_mb"]} MB.
+{real["cases"]} of the cases also as real commands, imports included: {real["faults"]} \
+faults, at most {real["most_cpu_s"]} s of CPU time.
+
+What the user reads (fuzz.json has every case):
+
+{chr(10).join(f"- {r['name'][:120]}: `{r['line'][:300]}`" for r in examples.values())}
+{chr(10).join(["", "## Faults", "", *shown, ""]) if shown else ""}"""
 
 
 if __name__ == "__main__":

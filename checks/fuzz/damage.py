@@ -1,10 +1,11 @@
-"""Ways to spoil bytes, JSON and safetensors: each returns what it did and the spoilt content."""
+"""Ways to spoil bytes, JSON and safetensors: strategies of (what was done, the spoilt content)."""
 
 import copy
 import json
+import random
 from collections.abc import Iterator
 
-import numpy as np
+from hypothesis import strategies as st
 
 Damage = tuple[str, bytes]
 
@@ -30,52 +31,57 @@ ODD = (  # values that a field should not have
     *("", "x", "nan", "../../etc/passwd", "/etc/passwd", "\0", "\ud800", "日本語", "x" * 100_000),
     *([], {}, [[]], [-1], {"a": {"b": []}}, [None] * 1000),
 )
+GONE = object()
 
 
-def spoil_bytes(rng: np.random.Generator, data: bytes) -> Damage:
+@st.composite
+def spoilt_bytes(draw: st.DrawFn, data: bytes) -> Damage:
     """Truncated, one bit flipped, a part zeroed, junk inside or behind, doubled, or other text."""
-    at = int(rng.integers(len(data)))
-    kind = rng.integers(7)
-    if kind == 0:
-        return f"cut after {at} bytes", data[:at]
-    if kind == 1:
-        flipped = data[at] ^ (1 << int(rng.integers(8)))
-        return f"one bit of byte {at} flipped", data[:at] + bytes([flipped]) + data[at + 1 :]
-    if kind == 2:
-        n = min(64, len(data) - at)
-        return f"{n} bytes zeroed at {at}", data[:at] + b"\0" * n + data[at + n :]
-    if kind == 3:
-        return f"junk inserted at {at}", data[:at] + rng.bytes(9) + data[at:]
-    if kind == 4:
-        return "junk appended", data + rng.bytes(9)
-    if kind == 5:
-        return "written twice", data + data
-    return "random bytes", rng.bytes(len(data))
+    at, bit = draw(st.integers(0, len(data) - 1)), draw(st.integers(0, 7))
+    junk, n = random.Random(at), min(64, len(data) - at)
+    flipped = bytes([data[at] ^ 1 << bit])
+    ways = (
+        (f"cut after {at} bytes", data[:at]),
+        (f"one bit of byte {at} flipped", data[:at] + flipped + data[at + 1 :]),
+        (f"{n} bytes zeroed at {at}", data[:at] + b"\0" * n + data[at + n :]),
+        (f"junk inserted at {at}", data[:at] + junk.randbytes(9) + data[at:]),
+        ("junk appended", data + junk.randbytes(9)),
+        ("written twice", data + data),
+        ("random bytes", junk.randbytes(len(data))),
+    )  # fmt: skip
+    return draw(st.sampled_from(ways))
 
 
-def spoil_json(rng: np.random.Generator, value: object) -> tuple[str, object]:
-    """A copy with one field removed or replaced by an odd value."""
+@st.composite
+def spoilt_json(draw: st.DrawFn, value: object) -> tuple[str, object]:
+    """A copy with one field, at any depth, removed or replaced by an odd value."""
     value = copy.deepcopy(value)
-    path, holder, key = choose(rng, value)
-    if rng.random() < 0.25:
-        del holder[key]
-        return f"{path} removed", value
-    odd = ODD[int(rng.integers(len(ODD)))]
-    holder[key] = copy.deepcopy(odd)
-    return f"{path} is {str(odd)[:30]!r}" if odd != "" else f"{path} is ''", value
+    path = draw(st.sampled_from(list(places(value))))
+    odd = draw(st.sampled_from((GONE, *ODD)) | json_values)
+    holder = value
+    for key in path[:-1]:
+        holder = holder[key]
+    name = ".".join(map(str, path))
+    if odd is GONE:
+        del holder[path[-1]]
+        return f"{name} removed", value
+    holder[path[-1]] = copy.deepcopy(odd)
+    return f"{name} is {str(odd)[:30]!r}", value
 
 
-def choose(rng: np.random.Generator, value: object) -> tuple[str, object, object]:
-    """A random place in nested JSON: (dotted name, its holder, its key). Any depth is as likely."""
-    path, holder, key = "", None, None
-    while isinstance(value, (dict, list)) and value:
-        holder = value
-        keys = list(value) if isinstance(value, dict) else range(len(value))
-        key = keys[int(rng.integers(len(keys)))]
-        path, value = f"{path}.{key}".lstrip("."), value[key]
-        if rng.random() < 0.25:
-            break
-    return path, holder, key
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(value: object, path: tuple = ()) -> Iterator[tuple]:
+    """The way to every value inside nested JSON; of a list, to its first and last item."""
+    ends = {0: value[0], len(value) - 1: value[-1]} if isinstance(value, list) and value else {}
+    for key, inner in (value if isinstance(value, dict) else ends).items():
+        yield (*path, key)
+        yield from places(inner, (*path, key))
 
 
 def dump(value: object) -> bytes:
@@ -96,35 +102,40 @@ def pack_safetensors(header: object, body: bytes, length: int | None = None) -> 
     return length.to_bytes(8, "little") + text + body
 
 
-def lying_headers(rng: np.random.Generator, data: bytes) -> Iterator[Damage]:
-    """safetensors files whose header lies, one lie each; then random damage without end."""
+def lying_headers(data: bytes) -> st.SearchStrategy[Damage]:
+    """safetensors files whose header lies, one lie each, or with damage anywhere."""
     header, body = read_safetensors(data)
     names = [name for name in header if name != "__metadata__"]
+    return st.one_of(
+        st.sampled_from(list(lies_about_one(header, body, names))),
+        st.sampled_from(list(lies_about_all(header, body, names[0]))),
+        spoilt_bytes(data),
+    )
 
-    def lie(**fields: object) -> dict:
-        lying = copy.deepcopy(header)
-        lying[names[int(rng.integers(len(names)))]] |= fields
-        return lying
 
-    for length in (0, 1, 2**31, 2**63, 2**64 - 1, len(data), len(data) - 8):
+def lies_about_one(header: dict, body: bytes, names: list[str]) -> Iterator[Damage]:
+    n = len(body)
+    lies = [("offsets", {"data_offsets": list(ends)}) for ends in (
+        (0, n + 4), (n, 2 * n), (4, 0), (0, 2**63), (0, 10**40), (-4, 0), (0, 0),
+    )]  # fmt: skip
+    shapes = ([10**18], [2**32, 2**32], [-1, 4], [0], [], [1.5], "16", None, [1] * 70)
+    lies += [("shape", {"shape": shape}) for shape in shapes]
+    kinds = ("I64", "BOOL", "F8_E4M3", "F64", "X99", "", None, 7)
+    lies += [("dtype", {"dtype": kind}) for kind in kinds]
+    for what, fields in lies:
+        for name in (names[0], names[-1]):
+            lying = header | {name: header[name] | fields}
+            shown = str(*fields.values())[:30]
+            yield f"{what} {shown} of {name}", pack_safetensors(lying, body)
+
+
+def lies_about_all(header: dict, body: bytes, first: str) -> Iterator[Damage]:
+    n = len(json.dumps(header)) + len(body) + 8
+    for length in (0, 1, 2**31, 2**63, 2**64 - 1, n, n - 8):
         yield f"header length {length}", pack_safetensors(header, body, length)
-    end = len(body)
-    for a, b in ((0, end + 4), (end, 2 * end), (4, 0), (0, 2**63), (0, 10**40), (-4, 0), (0, 0)):
-        yield f"offsets {a}, {b}", pack_safetensors(lie(data_offsets=[a, b]), body)
-    for shape in ([10**18], [2**32, 2**32], [-1, 4], [0], [], [1.5], "16", None, [1] * 70):
-        yield f"shape {str(shape)[:30]}", pack_safetensors(lie(shape=shape), body)
-    for dtype in ("I64", "BOOL", "F8_E4M3", "F64", "X99", "", None, 7):
-        yield f"dtype {dtype!r}", pack_safetensors(lie(dtype=dtype), body)
-    for name in (
-        "../../evil",
-        "/etc/passwd",
-        "",
-        "\0",
-        "module.wte.weight",
-        "x" * 10_000,
-        "日本語",
-    ):
-        renamed = {(name if n == names[0] else n): entry for n, entry in header.items()}
+    odd = ("../../evil", "/etc/passwd", "", "\0", "module.wte.weight", "x" * 10_000, "日本語")
+    for name in odd:
+        renamed = {(name if n == first else n): entry for n, entry in header.items()}
         yield f"a tensor named {name[:20]!r}", pack_safetensors(renamed, body)
     one = json.dumps(header)
     yield "a name twice", pack_safetensors((one[:-1] + "," + one[1:]).encode(), body)
@@ -132,5 +143,3 @@ def lying_headers(rng: np.random.Generator, data: bytes) -> Iterator[Damage]:
     yield "metadata of another type", pack_safetensors({"__metadata__": [1], **header}, body)
     for what, bomb in BOMBS[:-1]:
         yield f"header is {what}", pack_safetensors(bomb, body)
-    while True:
-        yield spoil_bytes(rng, data)

@@ -3,7 +3,7 @@
 Each case runs in a fork of this process, which has everything imported already, with the limits of
 the kernel on CPU time and memory, and under an audit hook that sees every file it opens for
 writing, every folder it makes and every class that a pickle asks for. The same case can run as a
-real command instead; then imports count, too.
+real command instead, without limits; then imports count, too.
 """
 
 import importlib
@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -26,8 +25,9 @@ from errors import exit_on_user_error
 ROOT = Path(__file__).resolve().parents[2]
 CPU_S = 5  # seconds of CPU time a case may take
 MEMORY_MB = 1000  # a case may allocate on top of what its imports hold
-WALL_S = 30.0  # for a case that sleeps instead of working
+WALL_S = 30  # for a case that sleeps instead of working
 MAX_LINE = 1300  # characters of an error line
+IGNORED = ("run/lock",)  # says who holds the folder; every start renews it
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,13 @@ class Case:
 class Verdict:
     """How a case ended. fault: "" or what is wrong; line: what the user read."""
 
-    case: Case
+    group: str
+    name: str
     outcome: str  # refused | ran
-    fault: str
     line: str
     cpu_s: float
-    memory_mb: float
-
-    def record(self) -> dict:
-        """As it stands in the report."""
-        found = {"group": self.case.group, "name": self.case.name, "outcome": self.outcome}
-        found |= {"line": self.line, "cpu_s": round(self.cpu_s, 2)}
-        found |= {"memory_mb": round(self.memory_mb)}
-        return found | ({"fault": self.fault} if self.fault else {})
+    memory_mb: int  # on top of what the process held when the case began
+    fault: str
 
 
 def judge(case: Case, place: Path, real: bool = False) -> Verdict:
@@ -80,29 +74,26 @@ def judge(case: Case, place: Path, real: bool = False) -> Verdict:
         path.mkdir(parents=True)
     case.make(folder)
     before = listing(folder)
-    status, usage = (start_command if real else fork)(case, folder, notes)
+    status, usage = start(case, folder, notes, real)
     code = os.waitstatus_to_exitcode(status)
     said = on_screen((notes / "stderr").read_bytes().decode(errors="backslashreplace"))
-    outcome = "ran" if code == 0 else "refused"
-    after = listing(folder)
+    outcome, after = "ran" if code == 0 else "refused", listing(folder)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
-    changed -= set(IGNORED)
-    audit = (notes / "audit").read_text().splitlines() if (notes / "audit").exists() else []
-    held = notes / "held_kb"  # what the child holds when it starts, libraries and all
-    memory_mb = (usage.ru_maxrss - int(held.read_text() if held.exists() else 0)) / 1024
+    memory_mb = round((usage.ru_maxrss - int((notes / "held_kb").read_text())) / 1024)
     fault = (
         exit_fault(case, code, said)
         or (outcome == "refused" and line_fault(case, said))
-        or write_fault(case, outcome, changed)
-        or next(iter(audit), "")
-        or (memory_mb > MEMORY_MB and not real and f"allocated {memory_mb:.0f} MB")
+        or write_fault(case, outcome, changed.difference(IGNORED))
+        or (notes / "audit").read_text().partition("\n")[0]
+        or (memory_mb > MEMORY_MB and not real and f"allocated {memory_mb} MB")
         or ""
     )
-    line = said.strip().splitlines()[-1] if said.strip() and outcome == "refused" else ""
-    slug = place.name.replace("_", "-")  # how the name of a corpus shows it
-    line = line.replace(str(folder), "...").replace(str(place), "...").replace(slug, "...")
+    line = said.splitlines()[-1] if said and outcome == "refused" else ""
+    for shown in (str(folder), str(place), place.name.replace("_", "-")):  # as a corpus is named
+        line = line.replace(shown, "...")
     shutil.rmtree(folder)
-    return Verdict(case, outcome, fault, line, usage.ru_utime + usage.ru_stime, memory_mb)
+    cpu_s = round(usage.ru_utime + usage.ru_stime, 2)
+    return Verdict(case.group, case.name, outcome, line, cpu_s, memory_mb, fault)
 
 
 def on_screen(text: str) -> str:
@@ -111,20 +102,14 @@ def on_screen(text: str) -> str:
     return "\n".join(line for line in lines if line.strip())
 
 
-IGNORED = ("run/lock",)  # says who holds the folder; every start renews it
-
-
 def exit_fault(case: Case, code: int, said: str) -> str:
-    last = said.strip().splitlines()[-1][:200] if said.strip() else ""
     if code == -signal.SIGXCPU:
         return f"took more than {CPU_S} s of CPU time"
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     if code not in (0, 2):
-        return f"exit {code}: {last}"
-    if code == 0 and case.check is None:
-        return "was accepted"
-    return ""
+        return f"exit {code}: {said.splitlines()[-1][:200] if said else ''}"
+    return "was accepted" if code == 0 and case.check is None else ""
 
 
 def line_fault(case: Case, said: str) -> str:
@@ -159,39 +144,54 @@ def listing(folder: Path) -> dict[str, object]:
     return found
 
 
-# ---- the two ways to run
+# ---- the case's own process
 
 
-def fork(case: Case, folder: Path, notes: Path):
+def start(case: Case, folder: Path, notes: Path, real: bool):
     """(wait status, resource usage) of the case in a child of this process."""
+    (notes / "audit").touch()
     pid = os.fork()
     if pid == 0:
         code = 70
         os.setsid()  # with all that it starts, it can be ended
         try:
-            code = in_child(case, folder, notes)
+            redirect(notes)
+            os.chdir(folder)
+            signal.alarm(WALL_S)
+            code = become(case) if real else in_child(case, folder, notes)
         except BaseException:  # noqa: BLE001 - a traceback is what the judge looks for
             traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(code)
-    ended = wait(pid)
+    _, status, usage = os.wait4(pid, 0)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    return ended
+    return status, usage
+
+
+def redirect(notes: Path) -> None:
+    """stdout and stderr into files; what this process holds, for the judge."""
+    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
+        os.dup2(os.open(notes / name, os.O_CREAT | os.O_WRONLY), number)
+        setattr(sys, name, open(number, "w", encoding="utf-8", errors=errors, closefd=False))
+    (notes / "held_kb").write_text(str(pages(1) * resource.getpagesize() // 1024))
+
+
+def pages(column: int) -> int:
+    """0: of address space, 1: of memory, that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[column])
+
+
+def become(case: Case) -> int:
+    """The real command in place of this process."""
+    words = [sys.executable, "-m", case.call.split(":")[0], *case.arguments]
+    os.execve(sys.executable, words, os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def in_child(case: Case, folder: Path, notes: Path) -> int:
-    """Run the case here; its exit code. Never returns to the caller's code."""
-    for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
-        handle = os.open(notes / name, os.O_CREAT | os.O_WRONLY)
-        os.dup2(handle, number)
-        stream = open(number, "w", encoding="utf-8", errors=errors, closefd=False)
-        setattr(sys, name, stream)
+    """Run the case here; its exit code."""
     tqdm._instances.clear()  # this process's own bars are not the case's
-    os.chdir(folder)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    (notes / "held_kb").write_text(str(pages * resource.getpagesize() // 1024))
     limit(CPU_S, MEMORY_MB)
     watch(folder, notes / "audit")
     module, function = case.call.split(":")
@@ -213,10 +213,12 @@ def limit(cpu_s: int, memory_mb: int) -> None:
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
     # address space is reserved in larger pieces than are used (threads, memory maps)
-    most = pages * resource.getpagesize() + 2 * memory_mb * 10**6
+    most = pages(0) * resource.getpagesize() + 2 * memory_mb * 10**6
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.link", "os.symlink", "os.truncate")
 
 
 def watch(folder: Path, log: Path) -> None:
@@ -225,9 +227,8 @@ def watch(folder: Path, log: Path) -> None:
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
     def note(text: str) -> None:
-        handle = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        os.write(handle, f"{text}\n".encode(errors="backslashreplace"))
-        os.close(handle)
+        with open(log, "a", errors="backslashreplace") as file:
+            file.write(f"{text}\n")
 
     def hook(event: str, given: tuple) -> None:
         if event == "pickle.find_class":
@@ -243,33 +244,3 @@ def watch(folder: Path, log: Path) -> None:
                 note(f"{event} outside of its folder: {path}")
 
     sys.addaudithook(hook)
-
-
-CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.link", "os.symlink", "os.truncate")
-
-
-def start_command(case: Case, folder: Path, notes: Path):
-    """The same as a command of its own: (wait status, resource usage)."""
-    command = [sys.executable, "-m", case.call.split(":")[0], *case.arguments]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    with open(notes / "stdout", "wb") as out, open(notes / "stderr", "wb") as err:
-        started = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err, env=env)
-        status, usage = wait(started.pid)
-    started.returncode = os.waitstatus_to_exitcode(status)  # waited for already
-    return status, usage
-
-
-def wait(pid: int) -> tuple[int, resource.struct_rusage]:
-    """wait4 with a deadline."""
-
-    def late(*_) -> None:
-        os.kill(pid, signal.SIGKILL)
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, WALL_S)
-    try:
-        _, status, usage = os.wait4(pid, 0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    return status, usage
