@@ -240,7 +240,7 @@ def make_run(
         grow = asdict(grow_cfg)
     family = "parent" if stage == 0 else "grown" if variant.grow else "scratch"
     train = {
-        "model": asdict(cfg),
+        "model": cfg.as_dict(),
         "steps": steps,
         "batch_size": preset.batch_size,
         "seed": seed,

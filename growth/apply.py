@@ -52,6 +52,7 @@ def plan_gpt(weights: dict, old: GPTConfig, new: GPTConfig, cfg: GrowConfig, age
     sizes = {
         "residual": (old.d_model, new.d_model),
         "heads": (old.n_head * old.head_dim, new.n_head * new.head_dim),
+        "kv": (old.kv_heads * old.head_dim, new.kv_heads * new.head_dim),
         "ffn": (old.d_ff, new.d_ff),
     }
     return Plan(

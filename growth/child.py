@@ -56,7 +56,7 @@ def grow_checkpoint(
         | {"wall_s": wall_s},
     }
     meta = {
-        "config": asdict(grown.cfg),
+        "config": grown.cfg.as_dict(),
         "step": 0,
         "tokens": 0,
         "flops": 0,

@@ -83,16 +83,16 @@ def policy_of(plan: Plan, part: str) -> str:
 def combination(plan: Plan, spec: Spec, space: str) -> torch.Tensor:
     """C (new - old, old), float64: rows >= 0 with sum 1, Dirichlet per new unit.
 
-    In the heads space a new head mixes whole old heads, position by position, and q, k, v and o of
-    a layer share the mix, so that a new head is one head; so do up, gate and down for a neuron.
+    A new head mixes whole old heads, position by position, and q, k, v and o of a layer share the
+    mix, so that a new head is one head (or group, plan.unit); so do up, gate, down for a neuron.
     Along the residual stream every parameter draws its own.
     """
     old, new = plan.sizes[space]
     if space == "residual":
         key = f"{spec.name.rsplit('.', 1)[0]}:{spec.part}:residual"
     else:
-        key = f"layer {spec.layer}:{space}"
-    unit = plan.head_dim[0] if space in ("heads", "kv") else 1  # rows that move together
+        key = f"layer {spec.layer}:{'heads' if space == 'kv' else space}"
+    unit = plan.unit(space)
     alpha = [plan.cfg.dirichlet] * (old // unit)
     mix = torch.from_numpy(plan.rng(key).dirichlet(alpha, size=(new - old) // unit))
     return torch.kron(mix, torch.eye(unit, dtype=mix.dtype)) if unit > 1 else mix

@@ -2,9 +2,9 @@
 C is learned. Block policies and rotations play no part.
 
 One B for the residual stream (embeddings, norms, every reader's input, every writer's output). Per
-layer one for q, k and v each (o reads through v's) and one for the FFN (up's and gate's output,
-down's input). The vocabulary and positions are not mapped. Vectors are multiplied from the left. C
-starts as U(0, 1) rows scaled to sum 1. Never exact.
+layer one for q, k and v each (o reads through v's, repeated over the query heads of a key head) and
+one for the FFN (up's and gate's output, down's input). The vocabulary and positions are not mapped.
+Vectors are multiplied from the left. C starts as U(0, 1) rows scaled to sum 1. Never exact.
 """
 
 import torch
@@ -21,7 +21,22 @@ def map_name(plan: Plan, spec: Spec, space: str) -> str | None:
     old, new = plan.size(space, 0)
     if old == new:
         return None
-    return space if space == "residual" else f"h.{spec.layer}.{MAP_OF.get(spec.part, spec.part)}"
+    if space == "residual":
+        return space
+    if spec.part == "o" and plan.sizes["kv"][0] == plan.sizes["kv"][1]:
+        return f"h.{spec.layer}.o"  # a single key head, which stays: v has no map
+    return f"h.{spec.layer}.{MAP_OF.get(spec.part, spec.part)}"
+
+
+def over_group(plan: Plan, space: str, B: torch.Tensor) -> torch.Tensor:
+    """v's map (kv_new, kv_old) as what o reads (heads_new, heads_old): query head j of a group
+    carries the values of its key head, so B acts alike on every j."""
+    if space != "heads" or len(B) == plan.sizes["heads"][1]:
+        return B
+    (K_new, K), (_, kv_new) = plan.head_dim[::-1], plan.sizes["kv"]
+    eye_jj = torch.eye(plan.sizes["heads"][1] // kv_new, dtype=B.dtype, device=B.device)
+    wide = torch.einsum("gkhl,ij->gikhjl", B.view(-1, K_new, B.shape[1] // K, K), eye_jj)
+    return wide.reshape(plan.sizes["heads"][::-1])
 
 
 def init_params(plan: Plan) -> dict[str, torch.Tensor]:
@@ -30,8 +45,8 @@ def init_params(plan: Plan) -> dict[str, torch.Tensor]:
     for spec in plan.specs.values():
         for space in spec.axes:
             name, (old, new) = map_name(plan, spec, space), plan.size(space, 0)
-            if name is None or name in params:
-                continue
+            if name is None or name in params or (space == "heads" and name.endswith(".v")):
+                continue  # o comes by v's map
             C = torch.from_numpy(plan.rng(f"ligo:{name}").random((new - old, old)))
             params[name] = (C / C.sum(1, keepdim=True)).to(plan.weights[spec.name].dtype)
     return params
@@ -49,5 +64,5 @@ def fold(plan: Plan, spec: Spec, w: torch.Tensor, maps: dict) -> torch.Tensor:
     for dim, space in enumerate(spec.axes):
         name = map_name(plan, spec, space)
         if name is not None:
-            w = along(w, dim, maps[name])
+            w = along(w, dim, over_group(plan, space, maps[name]))
     return w

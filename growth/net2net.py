@@ -65,8 +65,8 @@ def reads_for_tied_head(plan: Plan, spec: Spec) -> bool:
 def drawn(plan: Plan, spec: Spec, space: str) -> torch.Tensor:
     """Old index of every new place: old units in order, then seeded draws without replacement."""
     old, new = plan.sizes[space]
-    unit = plan.head_dim[0] if space in ("heads", "kv") else 1  # coordinates that move together
-    rng = plan.rng(f"copies:{None if space == 'residual' else spec.layer}:{space}")
+    unit, name = plan.unit(space), "heads" if space == "kv" else space
+    rng = plan.rng(f"copies:{None if space == 'residual' else spec.layer}:{name}")
     rounds = [rng.permutation(old // unit) for _ in range(new // old)]
     first = torch.arange(old // unit)
     units = torch.cat([first, *map(torch.from_numpy, rounds)])[: new // unit]

@@ -114,6 +114,16 @@ class Plan:
         """(old, new) of an axis; spaces without a width (vocab, position) keep the tensor's."""
         return self.sizes.get(space, (tensor_size, tensor_size))
 
+    def unit(self, space: str) -> int:
+        """Coordinates of a space that move together: a head. Under grouped-query attention the
+        query heads of one key head are one unit, so that copies and mixes of both stay a group
+        (unless key heads do not grow)."""
+        if space not in ("heads", "kv"):
+            return 1
+        (q_old, q_new), (kv_old, kv_new) = self.sizes["heads"], self.sizes["kv"]
+        grouped = space == "heads" and q_old * kv_new == q_new * kv_old
+        return self.head_dim[0] * (q_old // kv_old if grouped else 1)
+
     def rng(self, key: str) -> np.random.Generator:
         """A generator of its own for every key: draws depend on neither order nor operator, so two
         variants with one growth seed fill the same block with the same numbers."""

@@ -14,7 +14,8 @@ from models.gpt import GPT, GPTConfig
 
 def shapes_before(cfg: GPTConfig, d_old: int) -> dict[str, torch.Size]:
     """Parameter shapes of the model that cfg's grew from (head_dim and d_ff/d_model kept)."""
-    old = replace(cfg, d_model=d_old, n_head=d_old // cfg.head_dim,
+    n_kv_head = max(min(cfg.n_kv_head, 1), cfg.n_kv_head * d_old // cfg.d_model)
+    old = replace(cfg, d_model=d_old, n_head=d_old // cfg.head_dim, n_kv_head=n_kv_head,
                   d_ff=cfg.d_ff * d_old // cfg.d_model)  # fmt: skip
     with torch.device("meta"):
         return {name: p.shape for name, p in GPT(old, seed=None).named_parameters()}

@@ -38,7 +38,8 @@ wte              embed     vocab -> residual
 wpe              embed     position -> residual
 in h.*
   {ln_1|ln_2}    norm      residual
-  attn.{q|k|v}   {q|k|v}   heads <- residual   after ln_1
+  attn.q         q         heads <- residual   after ln_1
+  attn.{k|v}     {k|v}     kv <- residual      after ln_1
   attn.o         o         residual <- heads
   mlp.{up|gate}  {up|gate} ffn <- residual     after ln_2
   mlp.down       down      residual <- ffn

@@ -1,13 +1,16 @@
-"""Our checkpoints to Hugging Face GPT-2 folders and back; logits stay equal.
+"""Our checkpoints to Hugging Face GPT-2 and Llama folders and back; logits stay equal.
 
-python -m models.convert to-gpt2 CHECKPOINT OUT [--tokenizer tokenizer.json]
+python -m models.convert to-gpt2 CHECKPOINT OUT [--tokenizer tokenizer.json]     # or to-llama
 python -m models.convert from-gpt2 FOLDER OUT
+python -m models.convert from-llama FOLDER OUT [--context 256]                   # Mistral too
 """
 
 import json
+import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import tyro
@@ -17,43 +20,85 @@ from errors import UserError, exit_on_user_error, read_command_line
 from models import hf_folder
 from models.gpt import GPT
 from models.hf import from_gpt2, to_gpt2
+from models.llama import from_llama, to_llama
 
 
 @dataclass(frozen=True)
 class ConvertConfig:
-    """Convert between our checkpoints and Hugging Face GPT-2 folders."""
+    """Convert between our checkpoints and Hugging Face GPT-2 or Llama folders."""
 
-    direction: tyro.conf.Positional[str]  # to-gpt2 | from-gpt2
+    direction: tyro.conf.Positional[Literal["to-gpt2", "from-gpt2", "to-llama", "from-llama"]]
     source: tyro.conf.Positional[Path]
     out: tyro.conf.Positional[Path]
-    tokenizer: Path | None = None  # to-gpt2: a tokenizer.json to put beside the weights
+    tokenizer: Path | None = None  # to-*: a tokenizer.json to put beside the weights
+    context: int = 0  # from-llama: positions of ours, the length it trains on; 0: the folder's
     force: bool = False
 
 
 def convert(cfg: ConvertConfig) -> None:
     """Write `cfg.out`; refuses an existing folder without force."""
-    if cfg.direction not in ("to-gpt2", "from-gpt2"):
-        raise UserError(f"direction is {cfg.direction!r}; choose to-gpt2 or from-gpt2")
-    if cfg.direction == "to-gpt2":
-        ckpt = checkpoint.load(cfg.source)
-        weights, raw = to_gpt2(ckpt.model, checkpoint.model_config(ckpt))
-        dtype = next(iter(weights.values())).dtype
-        raw["dtype"] = str(dtype).removeprefix("torch.")
-        with hf_folder.new_folder(cfg.out, cfg.force) as tmp:
-            hf_folder.write_weights(tmp, {n: t.nbytes for n, t in weights.items()}, weights.get)
-            checkpoint.write_json(tmp / "config.json", raw)
-            if cfg.tokenizer:
-                shutil.copyfile(cfg.tokenizer, tmp / "tokenizer.json")
-                settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-                (tmp / "tokenizer_config.json").write_text(json.dumps(settings))
-        return
-    source = hf_folder.open_folder(cfg.source)
-    if source.raw["model_type"] != "gpt2":
-        raise UserError(f"{cfg.source} is a {source.raw['model_type']}, not a gpt2")
-    weights, ours = from_gpt2({n: source.stored[n] for n in source.stored}, source.config)
+    if cfg.direction in ("to-gpt2", "to-llama"):
+        return convert_to(cfg, to_gpt2 if cfg.direction == "to-gpt2" else to_llama)
+    weights, meta = read_folder(cfg.source, cfg.direction.removeprefix("from-"), cfg.context)
+    checkpoint.save(cfg.out, weights, meta, force=cfg.force)
+
+
+def convert_to(cfg: ConvertConfig, to) -> None:
+    ckpt = checkpoint.load(cfg.source)
+    weights, raw = to(ckpt.model, checkpoint.model_config(ckpt))
+    dtype = next(iter(weights.values())).dtype
+    raw["dtype"] = str(dtype).removeprefix("torch.")
+    with hf_folder.new_folder(cfg.out, cfg.force) as tmp:
+        hf_folder.write_weights(tmp, {n: t.nbytes for n, t in weights.items()}, weights.get)
+        checkpoint.write_json(tmp / "config.json", raw)
+        if cfg.tokenizer:
+            shutil.copyfile(cfg.tokenizer, tmp / "tokenizer.json")
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+            (tmp / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def read_folder(path: Path, kind: str = "", context: int = 0) -> tuple[dict, dict]:
+    """(weights by our names, meta of our checkpoint) of a Hugging Face folder.
+
+    kind: gpt2 or llama, refused if it is the other; empty takes both. Raises UserError for every
+    other family, and for variants that models/gpt.py does not have.
+    """
+    source = hf_folder.open_folder(path)
+    found = source.raw["model_type"]
+    family = "llama" if found == "mistral" else found
+    if family not in ("gpt2", "llama") or kind not in ("", family):
+        raise UserError(f"{path} is a {found}, not a {kind or 'gpt2 or llama'}")
+    if not 0 <= context <= 1 << 20:
+        raise UserError(f"--context is {context}; it must be in 0 (the folder's) to {1 << 20}")
+    if context and family == "gpt2":
+        raise UserError("--context is for Llama; a GPT-2 has a table of positions, which stays")
+    weights = {name: source.stored[name] for name in source.stored}
+    if family == "gpt2":
+        weights, ours = from_gpt2(weights, source.config)
+    else:
+        weights, ours = from_llama(weights, source.config, context)
     with torch.device("meta"):
-        checkpoint.check_weights(GPT(ours, seed=None).state_dict(), weights, str(cfg.source))
-    checkpoint.save(cfg.out, weights, {"config": asdict(ours), "step": 0}, force=cfg.force)
+        checkpoint.check_weights(GPT(ours, seed=None).state_dict(), weights, str(path))
+    return weights, {"config": ours.as_dict(), "step": 0, "source": describe(source)}
+
+
+def describe(source: hf_folder.Folder) -> dict:
+    """Where converted weights come from: folder name, sha256 of its weights, licence."""
+    files = sorted({file for file, _ in source.stored.files.values()})
+    hashes = {file: checkpoint.hash_file(source.path / file) for file in files}
+    only = next(iter(hashes.values())) if len(hashes) == 1 else checkpoint.hash_json(hashes)
+    return {"name": source.path.resolve().name, "sha256": only, "licence": licence_of(source.path)}
+
+
+def licence_of(folder: Path) -> str:
+    """What the folder's model card says (its `license:` line), else its LICENSE file's first line;
+    "not stated" without either."""
+    card, file = folder / "README.md", folder / "LICENSE"
+    text = card.read_text(errors="replace")[:20_000] if card.is_file() else ""
+    if found := re.search(r"\A---\n(?:.*\n)*?license:\s*(\S+)", text):
+        return found[1]
+    lines = file.read_text(errors="replace")[:2_000].split("\n") if file.is_file() else []
+    return next((line.strip() for line in lines if line.strip()), "not stated")[:100]
 
 
 def main() -> None:

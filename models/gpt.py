@@ -5,7 +5,7 @@ V = vocab_size. Parameter names and their axes are listed in models/axes.py.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from errors import UserError
 
 MAX_SIZE = 10**9  # beyond any model, and no product of two sizes overflows
+YOUNG = {"n_kv_head": 0}  # fields younger than rows and checkpoints, with what those mean
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,13 @@ class GPTConfig:
     rope_theta: float = 10000.0
     rope_repeat: int = 1  # each frequency stands this often in a row: exact k-fold wider heads
     tied: bool = True  # lm_head shares wte's weight
+    n_kv_head: int = 0  # key and value heads, for n_head / n_kv_head queries each; 0 means n_head
 
     def __post_init__(self):
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.d_model)
+        if self.n_kv_head == self.n_head:
+            object.__setattr__(self, "n_kv_head", 0)  # one model, one config
         choices = {
             "norm": ("layernorm", "rmsnorm"),
             "activation": ("gelu", "relu", "swiglu"),
@@ -60,6 +64,11 @@ class GPTConfig:
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
                 raise UserError(f"model.{name} is {value!r}; it must be a finite number > 0")
+        if type(self.n_kv_head) is not int or self.n_kv_head < 0 or self.n_head % self.kv_heads:
+            raise UserError(
+                f"model.n_kv_head is {self.n_kv_head!r}; it must be 0 (as many as n_head) or "
+                f"divide n_head {self.n_head}"
+            )
         if self.n_head * self.head_dim != self.d_model:
             raise UserError(
                 f"n_head x head_dim = {self.n_head} x {self.head_dim} = "
@@ -70,6 +79,15 @@ class GPTConfig:
                 f"head_dim {self.head_dim} with rope_repeat {self.rope_repeat}: RoPE turns pairs, "
                 f"so head_dim must be a multiple of {2 * self.rope_repeat}"
             )
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
+
+    def as_dict(self) -> dict:
+        """The config as rows, checkpoints and hashes hold it: asdict without young fields that are
+        unset, so that a model keeps its hash when the class gains a field."""
+        return {k: v for k, v in asdict(self).items() if k not in YOUNG or v != YOUNG[k]}
 
     def widened(self, d_model: int, head_dim: int | None = None) -> "GPTConfig":
         """The same model at a new width: head_dim kept (more heads) unless given; F/D kept."""
@@ -89,33 +107,53 @@ class GPTConfig:
                 f"d_ff {self.d_ff} does not scale from width {self.d_model} to {d_model} in whole "
                 f"numbers; choose a width that keeps d_ff/d_model"
             )
+        n_head = d_model // head_dim
         return replace(
             self,
             d_model=d_model,
             head_dim=head_dim,
-            n_head=d_model // head_dim,
+            n_head=n_head,
+            n_kv_head=self.widened_kv_heads(n_head),
             d_ff=self.d_ff * d_model // self.d_model,
+        )
+
+    def widened_kv_heads(self, n_head: int) -> int:
+        """n_kv_head beside `n_head` query heads: the groups stay, or a single key head does."""
+        group = self.n_head // self.kv_heads
+        if n_head == self.n_head or group == 1:
+            return self.n_kv_head
+        if n_head % group == 0:
+            return n_head // group
+        if self.n_kv_head == 1:
+            return 1
+        raise UserError(
+            f"{n_head} heads do not split into the {group} query heads per key head that this "
+            f"model has; choose a width of whole groups, a multiple of {group * self.head_dim}"
         )
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention, scores scaled by 1/sqrt(K)."""
+    """Causal multi-head self-attention, scores scaled by 1/sqrt(K). With n_kv_head (grouped-query
+    attention, arXiv 2305.13245) query head h reads key head h // group."""
 
     def __init__(self, cfg: GPTConfig):
         super().__init__()
-        self.n_head, self.head_dim, self.rope = cfg.n_head, cfg.head_dim, cfg.position == "rope"
+        self.head_dim, self.rope = cfg.head_dim, cfg.position == "rope"
+        self.group, d_kv = cfg.n_head // cfg.kv_heads, cfg.kv_heads * cfg.head_dim
         self.q = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.bias)
-        self.k = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.bias)
-        self.v = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.bias)
+        self.k = nn.Linear(cfg.d_model, d_kv, bias=cfg.bias)
+        self.v = nn.Linear(cfg.d_model, d_kv, bias=cfg.bias)
         self.o = nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.bias)
 
     def forward(self, x_btd: torch.Tensor, rope: tuple | None) -> torch.Tensor:
-        shape = (*x_btd.shape[:2], self.n_head, self.head_dim)
+        shape = (*x_btd.shape[:2], -1, self.head_dim)
         q_bhtk, k_bhtk, v_bhtk = (
             f(x_btd).view(shape).transpose(1, 2) for f in (self.q, self.k, self.v)
         )
         if rope is not None:
             q_bhtk, k_bhtk = rotate(q_bhtk, *rope), rotate(k_bhtk, *rope)
+        if self.group > 1:
+            k_bhtk, v_bhtk = (t.repeat_interleave(self.group, 1) for t in (k_bhtk, v_bhtk))
         y_bhtk = F.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, is_causal=True)
         return self.o(y_bhtk.transpose(1, 2).flatten(2))
 
@@ -247,9 +285,8 @@ def flops_per_token(cfg: GPTConfig, backward: bool = True) -> int:
     """Matrix-product FLOPs per token: 2 per weight in a product (the head included, embeddings and
     norms not), and 4 T H K per layer for scores and mixing, counted over the full T x T square
     (PaLM appendix B, arXiv 2204.02311). With the backward pass, three times the forward."""
-    per_layer = (
-        4 * cfg.d_model**2 + (3 if cfg.activation == "swiglu" else 2) * cfg.d_model * cfg.d_ff
-    )
+    d_attn = 2 * (cfg.n_head + cfg.kv_heads) * cfg.head_dim  # q and o, k and v
+    per_layer = cfg.d_model * (d_attn + (3 if cfg.activation == "swiglu" else 2) * cfg.d_ff)
     weights = cfg.n_layer * per_layer + cfg.vocab_size * cfg.d_model
     forward = 2 * weights + 4 * cfg.n_layer * cfg.block_size * cfg.n_head * cfg.head_dim
     return (3 if backward else 1) * forward

@@ -159,7 +159,7 @@ def identify(
 ) -> dict:
     """What defines a run's numbers. Data and parent count by content, not by path."""
     identity = {k: v for k, v in asdict(cfg).items() if k not in FREE}
-    identity |= {"model": asdict(model_cfg), "dtype": place.dtype, "data": corpus.manifest_hash}
+    identity |= {"model": model_cfg.as_dict(), "dtype": place.dtype, "data": corpus.manifest_hash}
     identity["init"] = init.hash if init else None
     identity["init_optimizer"] = init.optimizer_hash if init else None
     return identity

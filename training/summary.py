@@ -21,7 +21,7 @@ def describe(run: Run, state: State) -> dict:
     """Checkpoint meta: config, counts of this stage and of the whole lineage, loop state."""
     tokens, flops = run.spent(state.step)
     return {
-        "config": asdict(run.model.cfg),
+        "config": run.model.cfg.as_dict(),
         "run_id": run.name,
         "config_hash": checkpoint.hash_json(run.identity),
         "manifest_hash": run.corpus.manifest_hash,
