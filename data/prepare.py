@@ -45,7 +45,7 @@ class PrepareConfig:
     source: str = "speeches"
     """speeches, encyclopedia, stdlib, openwebtext, fineweb, fineweb-edu, or file:PATH"""
     tokenizer: str = "bpe:2048"
-    """gpt2, byte, or bpe:N (trained on the training split)"""
+    """gpt2, byte, bpe:N (trained on the training split), or hf:FOLDER (a model's own)"""
     out: Path | None = None
     """corpus folder to make; corpora/<source>-<tokenizer> when not given"""
     shard_tokens: int = 20_000_000
@@ -107,7 +107,8 @@ def default_out(config: PrepareConfig) -> Path:
     name = config.source
     if name.startswith("file:"):
         name = Path(name.removeprefix("file:").rstrip("/*")).stem.strip("*.") or "files"
-    return Path("corpora") / f"{name}-{config.tokenizer.replace(':', '')}"
+    kind, _, what = config.tokenizer.partition(":")
+    return Path("corpora") / f"{name}-{kind}{'-' if kind == 'hf' else ''}{Path(what).name}"
 
 
 def summary(out: Path, manifest: dict, seconds: float) -> str:
@@ -151,7 +152,10 @@ def _settings(config: PrepareConfig, source: Source) -> dict:
     """What decides the bytes of the corpus; compared when the folder exists."""
     names = ("source", "tokenizer", "shard_tokens", "val_fraction", "text_field")
     names += ("limit_mb", "skip_bad", "bpe_train_mb")
-    return {name: getattr(config, name) for name in names} | {"revision": source.revision}
+    settings = {name: getattr(config, name) for name in names} | {"revision": source.revision}
+    if config.tokenizer.startswith("hf:"):  # by content: the folder may move
+        settings["tokenizer"] = make_tokenizer(config.tokenizer, lambda: []).spec
+    return settings
 
 
 def _already_prepared(out: Path, settings: dict, force: bool) -> bool:
@@ -261,7 +265,7 @@ def _sync_folder(folder: Path) -> None:
 def _write(temp: Path, config: PrepareConfig, source: Source, settings: dict) -> dict:
     """Fills the temporary folder; returns the manifest."""
     tokenizer = make_tokenizer(config.tokenizer, lambda: _bpe_texts(config, source))
-    if config.tokenizer.startswith("bpe:"):
+    if tokenizer.definition:
         _write_synced(temp / "tokenizer.json", tokenizer.definition.encode())
     bad = BadInput(config.skip_bad)
     writers = {split: ShardWriter(temp, split, config.shard_tokens) for split in SPLITS}

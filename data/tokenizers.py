@@ -1,4 +1,4 @@
-"""Text to token ids and back: `gpt2` (exact), `bpe:N` (trained here), `byte`.
+"""Text to token ids and back: `gpt2` (exact), `bpe:N` (trained here), `byte`, a model's own.
 
 Every tokenizer encodes all text as ordinary text: the string `<|endoftext|>` inside a document
 never becomes the end-of-text id (EOT); only the corpus writer puts EOT, between documents.
@@ -6,9 +6,10 @@ never becomes the end-of-text id (EOT); only the corpus writer puts EOT, between
 
 import hashlib
 import importlib.util
+import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.shards import read_manifest
@@ -31,16 +32,20 @@ class Tokenizer:
     hash: str  # sha256 of what defines the mapping text -> ids
     encode_batch: Callable[[list[str]], list[list[int]]]
     decode: Callable[[list[int]], str]
-    definition: str = ""  # bpe:N: the text of tokenizer.json
+    definition: str = ""  # bpe:N and hf:FOLDER: the text of tokenizer.json
 
 
 def parse_spec(spec: str) -> tuple[str, int]:
-    """("gpt2" | "byte" | "bpe", vocabulary size); UserError for anything else."""
+    """("gpt2" | "byte" | "bpe" | "hf", vocabulary size, 0 for hf); UserError for anything else."""
     if spec in ("gpt2", "byte"):
         return spec, {"gpt2": 50257, "byte": 257}[spec]
     kind, _, size = spec.partition(":")
+    if kind == "hf" and size:
+        return "hf", 0
     if kind != "bpe" or not (size.isascii() and size.isdigit()):
-        raise UserError(f"tokenizer is {spec!r}; choose gpt2, byte or bpe:N, such as bpe:2048")
+        raise UserError(
+            f"tokenizer is {spec!r}; choose gpt2, byte or bpe:N, such as bpe:2048, or hf:FOLDER"
+        )
     if not 257 <= int(size) <= MAX_VOCAB:
         raise UserError(
             f"tokenizer {spec!r} has a vocabulary of {size}; ids are stored as uint16, so N must "
@@ -54,19 +59,23 @@ def make_tokenizer(spec: str, training_texts: Callable[[], Iterable[str]]) -> To
     kind, size = parse_spec(spec)
     if kind == "bpe":
         return bpe(train_bpe(training_texts(), size))
+    if kind == "hf":
+        return hugging_face(Path(spec.removeprefix("hf:")))
     return gpt2() if kind == "gpt2" else byte()
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a prepared corpus folder (see data/prepare.py)."""
-    known = read_manifest(Path(folder))["tokenizer"]
+    manifest = read_manifest(Path(folder))
+    known = manifest["tokenizer"]
     kind, _ = parse_spec(known["spec"])
     path = Path(folder) / "tokenizer.json"
-    if kind == "bpe":
-        try:
-            tokenizer = bpe(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError):
-            raise UserError(f"{path} cannot be read; prepare the corpus again") from None
+    if kind in ("bpe", "hf"):
+        definition = read_definition(path)
+        is_bpe = kind == "bpe"
+        tokenizer = (
+            bpe(definition) if is_bpe else stored(known["spec"], definition, manifest["eot"])
+        )
     else:
         tokenizer = gpt2() if kind == "gpt2" else byte()
     if tokenizer.hash != known["hash"]:
@@ -175,8 +184,44 @@ def train_bpe(texts: Iterable[str], size: int) -> str:
     return tokenizer.to_str()
 
 
+def hugging_face(folder: Path) -> Tokenizer:
+    """The tokenizer of a model folder. Documents end with <|endoftext|> where its vocabulary has
+    that, else with its tokenizer_config.json's eos_token."""
+    definition, config = (
+        read_definition(folder / "tokenizer.json"),
+        folder / "tokenizer_config.json",
+    )
+    try:
+        eos = json.loads(read_definition(config))["eos_token"]
+    except (UserError, ValueError, KeyError, TypeError, RecursionError):
+        eos = None
+    names = (EOT_TEXT, eos.get("content") if isinstance(eos, dict) else eos)  # older files: a dict
+    tokenizer = stored(f"hf:{_sha256(definition.encode())[:12]}", definition, names)
+    if tokenizer.eot is None:
+        raise UserError(f"{config} names no eos_token, which must part documents; add it there")
+    if tokenizer.vocab_size > MAX_VOCAB:
+        raise UserError(
+            f"{folder}'s vocabulary has {tokenizer.vocab_size:,} entries; ids are stored as "
+            f"uint16, so {MAX_VOCAB:,} is the most"
+        )
+    return tokenizer
+
+
+def read_definition(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"{path} cannot be read; is it the folder of a tokenizer?") from None
+
+
 def bpe(definition: str) -> Tokenizer:
     """A trained byte-level BPE from the text of its tokenizer.json."""
+    tokenizer = stored("", definition, (EOT_TEXT,))
+    return replace(tokenizer, spec=f"bpe:{tokenizer.vocab_size}")
+
+
+def stored(spec: str, definition: str, eot: int | tuple) -> Tokenizer:
+    """A tokenizer from the text of its tokenizer.json; eot: the id, or names to look for."""
     from tokenizers import Tokenizer as Trained
 
     try:
@@ -184,7 +229,11 @@ def bpe(definition: str) -> Tokenizer:
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
         raise UserError(f"tokenizer.json cannot be read ({error}); prepare it again") from error
     trained.encode_special_tokens = True  # the *text* <|endoftext|> is ordinary text
-    size, eot = trained.get_vocab_size(), trained.token_to_id(EOT_TEXT)
+    trained.no_truncation(), trained.no_padding()  # what a folder's own use may have set
+    size = 1 + max(trained.get_vocab().values())
+    if isinstance(eot, tuple):
+        ids = (trained.token_to_id(name) for name in eot if isinstance(name, str))
+        eot = next((i for i in ids if i is not None), None)
 
     def encode_batch(texts: list[str]) -> list[list[int]]:
         return [e.ids for e in trained.encode_batch_fast(texts, add_special_tokens=False)]
@@ -193,7 +242,7 @@ def bpe(definition: str) -> Tokenizer:
         return trained.decode(list(ids), skip_special_tokens=False)
 
     digest = _sha256(definition.encode())
-    return Tokenizer(f"bpe:{size}", size, eot, digest, encode_batch, decode, definition)
+    return Tokenizer(spec, size, eot, digest, encode_batch, decode, definition)
 
 
 def _sha256(data: bytes) -> str:

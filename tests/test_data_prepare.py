@@ -123,6 +123,26 @@ def test_bpe_never_sees_the_validation_split(config, tmp_path):
     assert load_tokenizer(a).hash != load_tokenizer(c).hash
 
 
+def test_a_model_folders_tokenizer_goes_along(config, tmp_path):
+    """By content: the folder may move, but another tokenizer is another corpus."""
+    bpe = prepare(changed(config, tokenizer="bpe:300", out=tmp_path / "bpe"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    file = folder / "tokenizer.json"
+    file.write_bytes((bpe / "tokenizer.json").read_bytes())
+    hf = changed(config, tokenizer=f"hf:{folder}")
+    assert default_out(hf).name.endswith("-hf-model")
+    out = prepare(hf)
+    assert load_tokenizer(out).spec.startswith("hf:") and load_tokenizer(out).eot == 0
+    assert (out / "train_00000.bin").read_bytes() == (bpe / "train_00000.bin").read_bytes()
+    file.write_text(file.read_text() + " ")
+    with pytest.raises(UserError, match="other settings .tokenizer"):
+        prepare(hf)
+    file.write_bytes((bpe / "tokenizer.json").read_bytes())
+    folder.rename(tmp_path / "moved")
+    prepare(changed(config, tokenizer=f"hf:{tmp_path / 'moved'}"))
+
+
 def test_limit_mb_takes_the_first_documents(config):
     out = prepare(changed(config, limit_mb=0.01))
     stored = documents_of(out, "train") + documents_of(out, "val")

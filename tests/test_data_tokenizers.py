@@ -134,3 +134,43 @@ def test_largest_vocabulary_is_accepted():
 def test_broken_definition_is_a_user_error():
     with pytest.raises(UserError, match="cannot be read"):
         ours.bpe('{"model": 3}')
+
+
+# ---- a model folder's own
+
+
+def model_folder(folder: Path, definition: str, **settings) -> Path:
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(definition)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_model_folders_tokenizer_is_its_own(tmp_path):
+    folder = model_folder(tmp_path / "llama", TRAINED.definition, eos_token="!")
+    tokenizer = make_tokenizer(f"hf:{folder}", lambda: [])
+    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.hash) == (280, 0, TRAINED.hash)
+    assert tokenizer.spec == f"hf:{TRAINED.hash[:12]}"
+    assert tokenizer.encode_batch(TEXTS) == TRAINED.encode_batch(TEXTS)
+    assert 0 not in tokenizer.encode_batch([EOT_TEXT])[0]
+
+
+def test_without_endoftext_the_folders_eos_parts_documents(tmp_path):
+    renamed = TRAINED.definition.replace(EOT_TEXT, "</s>")
+    for i, eos in enumerate(("</s>", {"content": "</s>"})):
+        folder = model_folder(tmp_path / f"a{i}", renamed, eos_token=eos)
+        assert make_tokenizer(f"hf:{folder}", lambda: []).eot == 0
+    with pytest.raises(UserError, match="names no eos_token"):
+        make_tokenizer(f"hf:{model_folder(tmp_path / 'b', renamed)}", lambda: [])
+
+
+def test_a_vocabulary_beyond_uint16_is_refused(tmp_path, monkeypatch):
+    folder = model_folder(tmp_path / "llama", TRAINED.definition)
+    monkeypatch.setattr(ours, "MAX_VOCAB", 279)
+    with pytest.raises(UserError, match="has 280 entries; ids are stored as uint16, so 279"):
+        make_tokenizer(f"hf:{folder}", lambda: [])
+
+
+def test_a_folder_without_tokenizer_is_named(tmp_path):
+    with pytest.raises(UserError, match="nowhere.tokenizer.json cannot be read"):
+        make_tokenizer(f"hf:{tmp_path / 'nowhere'}", lambda: [])
