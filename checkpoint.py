@@ -11,10 +11,7 @@ first, safetensors after; nothing is ever unpickled. Every refusal is a UserErro
 
 import hashlib
 import json
-import math
-import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -24,12 +21,12 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+import files
 from errors import UserError
 from models.gpt import GPT, GPTConfig
 
 FORMAT, VERSION = "gpt-growth-checkpoint", 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
-MAX_JSON = 8 << 20  # bytes; real ones are a few tens of kB
 MAX_HEADER = 16 << 20  # bytes of a safetensors header; a 1,000-layer model needs about 2 MB
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 STEP = re.compile(r"step_(\d{8,})")
@@ -61,22 +58,14 @@ def save(
     folder = Path(folder)
     if folder.exists() and not force:
         raise UserError(f"{folder} exists; remove it or choose another place for the checkpoint")
-    tmp = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
-    shutil.rmtree(tmp, ignore_errors=True)
-    try:
-        tmp.mkdir(parents=True)
-        files = {MODEL: write_file(tmp / MODEL, pack(model))}
+    with files.new_folder(folder, replace=force) as tmp:
+        parts = {MODEL: write_part(tmp / MODEL, pack(model))}
         if optimizer is not None:
-            files[OPTIMIZER] = write_file(tmp / OPTIMIZER, pack(optimizer))
-        state = {"format": FORMAT, "version": VERSION, "files": files}
+            parts[OPTIMIZER] = write_part(tmp / OPTIMIZER, pack(optimizer))
+        state = {"format": FORMAT, "version": VERSION, "files": parts}
         state |= {"meta_sha256": hash_json(meta), "meta": meta}
-        write_file(tmp / STATE, json.dumps(state, indent=1, allow_nan=False).encode())
-        sync_folder(tmp)
-        publish(tmp, folder)
-    except BaseException:
-        shutil.rmtree(tmp, ignore_errors=True)
-        raise
-    return files[MODEL]["sha256"]
+        write_part(tmp / STATE, json.dumps(state, indent=1, allow_nan=False).encode())
+    return parts[MODEL]["sha256"]
 
 
 def load(folder: Path) -> Checkpoint:
@@ -115,12 +104,9 @@ def steps(run_dir: Path) -> list[Path]:
 
 def prune(run_dir: Path, keep: int = 2) -> None:
     """Delete all but the newest `keep` step folders, and what killed writers left behind."""
-    run_dir = Path(run_dir)
     for folder in steps(run_dir)[keep:]:
-        # renamed first: a kill while deleting never leaves half a checkpoint under a real name
-        os.rename(folder, run_dir / f".{folder.name}.old-{os.getpid()}")
-    for rest in [*run_dir.glob(".*.tmp-*"), *run_dir.glob(".*.old-*")]:
-        shutil.rmtree(rest, ignore_errors=True) if rest.is_dir() else rest.unlink(missing_ok=True)
+        files.discard(folder)
+    files.sweep(run_dir, mine="*")
 
 
 def model_config(ckpt: Checkpoint) -> GPTConfig:
@@ -187,41 +173,11 @@ def own_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
 
 
-def write_file(path: Path, data: bytes) -> dict:
-    """Write and fsync; its entry {"bytes", "sha256"} for state.json."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def write_part(path: Path, data: bytes) -> dict:
+    """Write one file of a new folder; its entry {"bytes", "sha256"} for state.json."""
+    with files.naming(path):
+        path.write_bytes(data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def publish(tmp: Path, folder: Path) -> None:
-    """Give a finished folder its name, replacing an older one."""
-    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(tmp, folder)
-    sync_folder(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_json(path: Path, value: object, durable: bool = True) -> None:
-    """Replace a JSON file atomically; `durable` also survives a power cut (fsync)."""
-    tmp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    data = (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
-    write_file(tmp, data) if durable else tmp.write_bytes(data)
-    os.replace(tmp, path)
-    if durable:
-        sync_folder(path.parent)
 
 
 def hash_json(value: object) -> str:
@@ -241,40 +197,13 @@ def hash_file(path: Path) -> str:
 # ---- reading
 
 
-def read_json(path: Path, limit: int = MAX_JSON) -> dict:
-    """A JSON object from an untrusted file: bounded size and depth, no NaN; else a UserError."""
-    try:
-        size = path.stat().st_size if path.is_file() else None
-        if size is None:
-            raise UserError(f"{path} is missing; is this the right folder?")
-        if size > limit:
-            raise UserError(f"{path} has {size} bytes, more than the {limit} a real one may have")
-        data = path.read_bytes()
-        value = json.loads(data, parse_constant=refuse_constant, parse_float=finite)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no valid JSON ({error}); it is damaged or not ours") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds a {type(value).__name__}, not an object; it is not ours")
-    return value
-
-
-def finite(text: str) -> float:
-    if not math.isfinite(float(text)):
-        raise ValueError(f"{text} is no finite number")
-    return float(text)
-
-
-def refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not allowed")
-
-
 def read_state(folder: Path) -> dict:
     """state.json, checked for format, version, structure and its own hash."""
     if not folder.is_dir():
         raise UserError(f"no checkpoint at {folder}: it must be a folder holding {STATE}")
     if not (folder / STATE).is_file():
         raise UserError(f"{folder} is not a checkpoint of this project: it has no {STATE}")
-    state = read_json(folder / STATE)
+    state = files.read_json(folder / STATE)
     if state.get("format") != FORMAT:
         raise UserError(
             f"{folder} is not a checkpoint of this project: its format is {state.get('format')!r}, "
@@ -291,16 +220,16 @@ def read_state(folder: Path) -> dict:
     return state
 
 
-def are_files(files: object) -> bool:
+def are_files(parts: object) -> bool:
     """A map of our two file names (no other path is ever opened) to {"bytes", "sha256"}."""
     return (
-        isinstance(files, dict)
-        and {MODEL} <= set(files) <= {MODEL, OPTIMIZER}
+        isinstance(parts, dict)
+        and {MODEL} <= set(parts) <= {MODEL, OPTIMIZER}
         and all(
             isinstance(entry, dict)
             and type(entry.get("bytes")) is int
             and isinstance(entry.get("sha256"), str)
-            for entry in files.values()
+            for entry in parts.values()
         )
     )
 

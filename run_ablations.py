@@ -26,6 +26,7 @@ from cluster.budget import print_budget
 from cluster.progress import GridBar, print_status
 from data.prepare import PrepareConfig, default_out, prepare
 from errors import UserError, exit_on_user_error, read_command_line
+from provenance import code_version
 
 ROOT = Path(__file__).resolve().parent
 
@@ -132,7 +133,7 @@ def run_grid(args: Args, name: str, preset: grid.Preset, runs: list[grid.Run], o
     data = prepare_corpus(preset, args)
     output.check_corpus(out, runs, data)
     command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
-    shared = {"preset": name, "data": str(data), "command": command, "code": cluster.code_version()}
+    shared = {"preset": name, "data": str(data), "command": command, "code": code_version()}
     jobs, done = output.make_jobs(runs, shared), output.finished(out, runs)
     if args.slurm:
         sent = cluster.submit_slurm(out, jobs, config, done)

@@ -26,7 +26,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import checkpoint
-from checkpoint import Checkpoint, write_json
+import files
+from checkpoint import Checkpoint
 from data.shards import Corpus
 from errors import UserError, exit_on_user_error, read_command_line
 from growth.gate import Gate, alpha_at
@@ -154,7 +155,7 @@ def fit(run: Run, caught: dict, stack: ExitStack) -> dict:
         summary["lineage"].append(lineage_entry(run, summary))
         save("final", lineage=summary["lineage"], metrics=summary["metrics"])
     if place.rank == 0:
-        write_json(cfg.out / "done.json", summary)
+        files.write_json(cfg.out / "done.json", summary)
         if reason is None:
             checkpoint.prune(cfg.out, keep=0)  # final/ holds everything from here on
     barrier(place)

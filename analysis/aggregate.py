@@ -7,8 +7,6 @@ Losses are nats per token. A difference is variant - baseline, paired by seed: n
 """
 
 import math
-import os
-import tempfile
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import tyro
 
+import files
 from analysis.claims import claims, scale
 from analysis.paired import contrast, estimate, values_by_seed
 from analysis.rows import by_stage, load_rows, matched, number
@@ -179,24 +178,8 @@ def print_table(df: pd.DataFrame) -> None:
 
 def write_table(df: pd.DataFrame, folder: Path) -> None:
     """Write table.csv (full precision, empty = undefined) and table.md into `folder`."""
-    write_atomic(folder / "table.csv", df.to_csv(index=False).encode())
-    write_atomic(folder / "table.md", markdown(df).encode())
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing: temp file in the same folder, fsync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temp, 0o644)  # mkstemp makes files that only their owner can read
-        os.replace(temp, path)
-    except BaseException:
-        Path(temp).unlink(missing_ok=True)
-        raise
+    files.write_text(folder / "table.csv", df.to_csv(index=False))
+    files.write_text(folder / "table.md", markdown(df))
 
 
 def _legend(df: pd.DataFrame, more: str) -> list[str]:
@@ -297,7 +280,7 @@ def main() -> None:
     text = claims(rows, cfg.allow_missing)  # before the first write: all of it or nothing
     out = cfg.out or cfg.folder
     write_table(df, out)
-    write_atomic(out / "claims.md", text.encode())
+    files.write_text(out / "claims.md", text)
     print_table(df)
 
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import files
 from analysis.rows import load_rows, matched, row_path, write_row
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,7 +18,7 @@ def summarize(folder: Path, pictures: Path, allow_missing: bool = False) -> None
     rows = load_rows(folder)
     df = aggregate.table(rows, allow_missing=allow_missing)
     aggregate.write_table(df, folder)
-    aggregate.write_atomic(folder / "claims.md", claims(rows, allow_missing).encode())
+    files.write_text(folder / "claims.md", claims(rows, allow_missing))
     aggregate.print_table(df)
     for figure in (loss_curves, loss_table):
         for path in figure.draw(rows, pictures, allow_missing=allow_missing):

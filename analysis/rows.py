@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import checkpoint
+import files
 from errors import UserError
 
-MAX_ROW_BYTES = 8 * 2**20
 STATUSES = ("done", "diverged", "failed")
 FIELDS = {
     "schema": int,
@@ -68,12 +67,12 @@ def load_rows(folder: Path) -> list[dict]:
     Raises UserError naming the file when a row is unreadable, too large, or not a whole row.
     """
     folder = Path(folder)
-    files = [file for file in sorted(_row_folder(folder).glob("[!.]*.json")) if file.is_file()]
-    if not files:
+    found = [file for file in sorted(_row_folder(folder).glob("[!.]*.json")) if file.is_file()]
+    if not found:
         raise UserError(f"no rows (*.json) in {_row_folder(folder)}; run run_ablations.py first")
-    rows = [read_row(file) for file in files]
+    rows = [read_row(file) for file in found]
     seen: dict[tuple, Path] = {}
-    for file, row in zip(files, rows, strict=True):
+    for file, row in zip(found, rows, strict=True):
         key = (row["stage"], row["variant"], row["seed"])
         if key in seen:
             raise UserError(
@@ -88,8 +87,7 @@ def row_path(out: str | Path, run_id: str) -> Path:
 
 
 def write_row(path: Path, row: dict) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_json(path, row)
+    files.write_json(path, row)
 
 
 def row_name(row: dict) -> str:
@@ -120,27 +118,15 @@ def _row_folder(folder: Path) -> Path:
 
 def read_row(file: Path) -> dict:
     """One whole, well-formed row; a UserError that names the file otherwise."""
-    size = file.stat().st_size
-    if size > MAX_ROW_BYTES:
-        raise UserError(
-            f"{file} has {size:,} bytes, a row has at most {MAX_ROW_BYTES:,}; delete it and rerun"
-        )
-    try:
-        row = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{file} is not a whole JSON row ({type(error).__name__}); delete it and rerun its run"
-        ) from None
+    row = files.read_json(file, remedy="delete it and rerun its run")
     problem = _problem(row)
     if problem:
         raise UserError(f"{file}: {problem}; delete it and rerun its run")
     return row
 
 
-def _problem(row: object) -> str | None:
+def _problem(row: dict) -> str | None:
     """What is wrong with a parsed row, or None. Unfinished runs may lack their measurements."""
-    if not isinstance(row, dict):
-        return f"a row is a JSON object, this is a {type(row).__name__}"
     problem = _wrong_type(row, FIELDS)
     if problem:
         return problem

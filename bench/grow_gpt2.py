@@ -20,11 +20,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
 
-from analysis.aggregate import write_atomic  # noqa: E402
-from checkpoint import write_json  # noqa: E402
-from cluster import code_version  # noqa: E402
-from training.processes import Place  # noqa: E402
-from training.summary import hardware, versions  # noqa: E402
+from files import write_json, write_text  # noqa: E402
+from provenance import provenance  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = {"x2 lossless": ["--factor", "2"], "x1.5 pad": ["--factor", "1.5", "--method", "pad"]}
@@ -39,10 +36,9 @@ def main() -> None:
         GPT2LMHeadModel(GPT2Config()).save_pretrained(source)
         before = logits(source, x_bt)
         rows = [measure(name, options, source, before, x_bt) for name, options in CASES.items()]
-    report = {"command": "python -m bench.grow_gpt2", **code_version(), "rows": rows}
-    report |= {"hardware": hardware(Place()), "versions": versions()}
+    report = {"command": "python -m bench.grow_gpt2", "rows": rows, **provenance()}
     write_json(ROOT / "results" / "grow_gpt2.json", report)
-    write_atomic(ROOT / "results" / "grow_gpt2.md", markdown(report).encode())
+    write_text(ROOT / "results" / "grow_gpt2.md", markdown(report))
     print(markdown(report))
 
 

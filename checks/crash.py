@@ -33,15 +33,14 @@ import torch
 from tqdm import tqdm
 
 import checkpoint
-from cluster import code_version
+import files
 from cluster.execute import execute
 from data.prepare import PrepareConfig, prepare
 from data.shards import Corpus
 from errors import UserError, exit_on_user_error, read_command_line
 from grid import PRESETS, expand_grid
 from models.gpt import count_parameters
-from training.processes import Place
-from training.summary import hardware, versions
+from provenance import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANT = "srio"
@@ -110,7 +109,6 @@ def main() -> None:
     report = {
         "schema": 1,
         "command": f"python -m checks.crash --kills {args.kills} --seed {args.seed}",
-        **code_version(),
         "seed": args.seed,
         "kills": sum(counts.values()),
         "chains": chains,
@@ -119,13 +117,11 @@ def main() -> None:
         "weights": {run: reference.results[run]["weights"] for run in RUNS},
         "chain_s": round(reference.seconds, 2),
         "wall_s": round(time.monotonic() - began, 1),
-        "hardware": hardware(Place()),
-        "versions": versions(),
+        **provenance(),
     }
-    args.report.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_json(args.report / "crash.json", report)
+    files.write_json(args.report / "crash.json", report)
     text = to_markdown(report)
-    write_text(args.report / "crash.md", text)
+    files.write_text(args.report / "crash.md", text)
     print(text)
     if failures:
         sys.exit(1)
@@ -181,7 +177,7 @@ def results(folder: Path) -> dict:
 
 
 def read(path: Path) -> dict:
-    return without_clock(checkpoint.read_json(path))
+    return without_clock(files.read_json(path))
 
 
 def without_clock(value: object) -> object:
@@ -373,7 +369,7 @@ def debris(folder: Path) -> str:
 
 
 def is_temporary(path: Path) -> bool:
-    return path.name.startswith(".") and (".tmp-" in path.name or ".old-" in path.name)
+    return files.TEMPORARY.fullmatch(path.name) is not None
 
 
 def check_killed(folder: Path, reference: Reference, newest: dict[str, int]) -> list[str]:
@@ -460,12 +456,6 @@ def to_markdown(report: dict) -> str:
     lines.append(f"| all | {' | '.join(str(total[t]) for t in TRIGGERS)} | {sum(total.values())} |")
     lines += ["", *(f"- {failure}" for failure in failures)] if failures else []
     return "\n".join(lines) + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    checkpoint.write_file(temporary, text.encode())
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

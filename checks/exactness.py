@@ -12,7 +12,6 @@ float64 equality behind 1e-6: the float64 cells run its formula in float64 inste
 import copy
 import csv
 import io
-import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from tqdm import tqdm
 
 import checkpoint
+import files
 from checks import zoo
 from checks.zoo import CONTEXT, MODELS, VOCAB, D, Model, logits, shake
 from errors import UserError, exit_on_user_error, read_command_line
@@ -262,12 +262,6 @@ def group_line(key: tuple, group: list[dict]) -> str:
     return f"| {' | '.join((*key, *exact, largest('float32'), largest('bfloat16'), why))} |"
 
 
-def write_text(path: Path, text: str) -> None:
-    tmp = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    checkpoint.write_file(tmp, text.encode())
-    os.replace(tmp, path)
-
-
 def to_csv(rows: list[dict]) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -299,9 +293,8 @@ def main() -> None:
     if cfg.only:
         print(table(rows))
         return
-    cfg.out.mkdir(parents=True, exist_ok=True)
-    write_text(cfg.out / "exactness.csv", to_csv(rows))
-    write_text(cfg.out / "exactness.md", table(rows))
+    files.write_text(cfg.out / "exactness.csv", to_csv(rows))
+    files.write_text(cfg.out / "exactness.md", table(rows))
     from figures.exactness import draw
 
     default = cfg.out.resolve() == ROOT / "results"

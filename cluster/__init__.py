@@ -6,11 +6,11 @@ caller's `is_done(run_id)` first, then `<out>/jobs/<run_id>/state.json`, which t
 the queue. Nothing is unpickled here, and nothing depends on what Slurm accounting remembers.
 """
 
-from cluster.code import code_version, snapshot
-from cluster.job import Job, RunJob, Status, job_folder, read_json, write_json
+from cluster.code import snapshot
+from cluster.job import Job, RunJob, Status, job_folder, read_note
 from cluster.local import local_gpus, run_local
 from cluster.slurm import SlurmConfig, cancel, load_config, status, submit_slurm
 
-__all__ = ["Job", "RunJob", "SlurmConfig", "Status", "cancel", "code_version", "job_folder"]
-__all__ += ["load_config", "local_gpus", "read_json", "run_local", "snapshot", "status"]
-__all__ += ["submit_slurm", "write_json"]
+__all__ = ["Job", "RunJob", "SlurmConfig", "Status", "cancel", "job_folder"]
+__all__ += ["load_config", "local_gpus", "read_note", "run_local", "snapshot", "status"]
+__all__ += ["submit_slurm"]

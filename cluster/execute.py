@@ -5,7 +5,6 @@ the code. Called again after any interruption it goes on where the last life sto
 """
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 import checkpoint
+import files
 from analysis.rows import read_row, row_path, write_row
 from data.shards import Corpus
 from errors import UserError
@@ -30,8 +30,8 @@ def execute(out: str, run_id: str, spec: dict) -> None:
         return require_done(run_id, read_row(row))
     first = int(os.environ.get("RANK", 0)) == 0  # of several processes, one grows and writes
     if first:
-        sweep(row)
-        sweep(Path(out) / "grown" / run_id)
+        files.sweep(row.parent, mine=row.name)  # a run has one writer at a time
+        files.sweep(Path(out) / "grown", mine=run_id)
     data = Path(spec["data"])
     model, child = GPTConfig(**run.train["model"]), None
     if run.grow:
@@ -53,13 +53,6 @@ def require_done(run_id: str, result: dict) -> None:
     """UserError where a run ended badly: its children must not start."""
     if result["status"] != "done":
         raise UserError(f"{run_id} {result['status']}: {result.get('reason')}")
-
-
-def sweep(path: Path) -> None:
-    """Remove what killed writers of `path` left beside it; a run has one writer at a time."""
-    for kind in ("tmp", "old"):
-        for rest in path.parent.glob(f".{path.name}.{kind}-*"):
-            shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
 
 
 def wait_for(folder: Path, seconds: float = 3600) -> None:

@@ -7,20 +7,16 @@ A run that is asked to stop saves within one step and raises `Interrupted` with 
                     a grace time), for `scancel` sends SIGTERM too. Local: saved and stopped.
 """
 
-import fcntl
 import importlib
-import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -28,6 +24,7 @@ from pathlib import Path
 import submitit
 from submitit.helpers import DelayedSubmission, TorchDistributedEnvironment
 
+import files
 from errors import UserError
 
 TARGET = "cluster.execute:execute"  # called in the job as execute(out, run_id, spec)
@@ -73,8 +70,9 @@ class RunJob:
             TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
         if env.global_rank > 0:  # only the first task holds the lock and writes notes
             return self._execute(requeue)
-        with hold(job_folder(self.out, self.run_id) / "lock"):
-            sweep(state_file(self.out, self.run_id))
+        folder = job_folder(self.out, self.run_id)
+        with files.lock(folder / "lock", f"run {self.run_id}", LOCK_WAIT_S):
+            files.sweep(folder, mine="*")
             try:
                 self._note("running")
                 self._execute(requeue)
@@ -101,7 +99,7 @@ class RunJob:
         note = {"state": state, "reason": " ".join(reason.split()), "log": str(env.paths.stdout)}
         note |= {"job_id": env.job_id, "host": socket.gethostname(), "pid": os.getpid()}
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-        write_json(state_file(self.out, self.run_id), note | {"restarts": restarts})
+        files.write_json(state_file(self.out, self.run_id), note | {"restarts": restarts})
 
 
 class LocalRunJob(RunJob):
@@ -157,74 +155,19 @@ def state_file(out: str | Path, run_id: str) -> Path:
     return job_folder(out, run_id) / "state.json"
 
 
-def write_json(path: Path, data: dict) -> None:
-    """Atomic: readers see the old file or the new one. Makes the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w") as file:
-        json.dump(data, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def scheduler_lock(out: Path):
+    """Held while runs of `out` are started: two schedulers would start them twice."""
+    return files.lock(out / "jobs" / "scheduler.lock", f"the grid in {out}", wait_s=2)
 
 
-def sweep(path: Path) -> None:
-    """Remove what killed writers of `path` left beside it; the caller holds the lock."""
-    for rest in path.parent.glob(f".{path.name}.*"):
-        shutil.rmtree(rest) if rest.is_dir() else rest.unlink(missing_ok=True)
-
-
-def read_json(path: Path) -> dict:
-    """The file's data, {} if there is no such file."""
-    try:
-        data = json.loads(path.read_text()) if path.is_file() or not path.exists() else None
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise UserError(f"{path} holds no JSON object; delete it and run again")
-    return data
-
-
-@contextmanager
-def hold(path: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-    """Hold a lock that the kernel frees when its process ends, however it ends."""
-    deadline = time.monotonic() + wait_s
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
-        while not _locked(file):
-            if time.monotonic() >= deadline:
-                holder = path.read_text().strip()
-                raise UserError(f"{path} is held by {holder}: wait for it or stop it")
-            time.sleep(0.2)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
-
-
-def _locked(file) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks: the training code has its own lock file
-        pass
-    return True
-
-
-def held(path: Path) -> bool:
-    """Whether a live process holds the lock."""
-    if not path.exists():
-        return False
-    with open(path, "a") as file:
-        return not _locked(file)
+def read_note(path: Path) -> dict:
+    """A note of this room, {} if there is none."""
+    return files.read_json(path, remedy="delete it and run again", default={})
 
 
 def outcome(out: Path, run_id: str, is_done: Callable[[str], bool]) -> Status:
     """What the files say of a run that no longer runs."""
-    note = read_json(state_file(out, run_id))
+    note = read_note(state_file(out, run_id))
     state, log = note.get("state"), note.get("log", "")
     if is_done(run_id):
         return Status("done", log=log)

@@ -11,18 +11,18 @@ from pathlib import Path
 import submitit
 from submitit.helpers import clean_env, environment_variables
 
+import files
 from cluster.code import code_env, snapshot
 from cluster.job import (
     TARGET,
     Job,
     LocalRunJob,
     Status,
-    hold,
     job_folder,
     longest_first,
     outcome,
+    scheduler_lock,
     state_file,
-    write_json,
 )
 
 POLL_S = 0.25  # pause between two looks at the jobs
@@ -46,7 +46,7 @@ def run_local(
     """
     out = Path(out).resolve()
     gpus = local_gpus() if gpus is None else gpus
-    with hold(out / "jobs" / "scheduler.lock", wait_s=2), _caught_signals() as caught:
+    with scheduler_lock(out), _caught_signals() as caught:
         grid = _Grid(out, jobs, n_jobs, is_done, gpus, target)
         while True:
             grid.collect(stopping=bool(caught))
@@ -119,7 +119,7 @@ class _Grid:
         )
         executor = submitit.LocalExecutor(job_folder(self.out, job.run_id))
         executor.update_parameters(timeout_min=60 * 24 * 365, stderr_to_stdout=True)
-        write_json(state_file(self.out, job.run_id), {"state": "queued"})
+        files.write_json(state_file(self.out, job.run_id), {"state": "queued"})
         env = code_env(self.code) | thread_env(len(os.sched_getaffinity(0)) // self.n_jobs)
         with clean_env(), environment_variables(**env), _blocked_signals():
             started = executor.submit(run)

@@ -1,17 +1,18 @@
 """How far a grid is: the bar while it runs here, the table of --status."""
 
-import json
 import sys
 from collections import Counter
 from pathlib import Path
 
 from tqdm import tqdm
 
+import files
 from analysis.publish import summarize
 from analysis.rows import read_row, row_path
 from cluster import slurm
 from cluster.job import Status
 from cluster.output import check_rows, finished, make_jobs
+from errors import UserError
 from grid import Run
 
 
@@ -51,9 +52,9 @@ class GridBar:
 
     def running(self, run_id: str) -> int:
         try:
-            text = (self.out / "runs" / run_id / "progress.json").read_text()
-            return json.loads(text)["step"] * self.step_tokens[run_id]
-        except (OSError, ValueError, KeyError):
+            progress = files.read_json(self.out / "runs" / run_id / "progress.json")
+            return progress["step"] * self.step_tokens[run_id]
+        except (UserError, OSError, KeyError):
             return 0
 
 

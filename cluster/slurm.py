@@ -14,21 +14,19 @@ from pathlib import Path
 import submitit
 from submitit.helpers import clean_env, environment_variables
 
+import files
 from cluster.code import code_env, snapshot
 from cluster.job import (
     TARGET,
     Job,
     RunJob,
     Status,
-    held,
-    hold,
     job_folder,
     longest_first,
     outcome,
-    read_json,
+    read_note,
+    scheduler_lock,
     state_file,
-    sweep,
-    write_json,
 )
 from cluster.local import thread_env
 from errors import UserError
@@ -126,9 +124,9 @@ def submit_slurm(
     kept in `<out>/slurm_jobs.json`.
     """
     out = Path(out).resolve()
-    with hold(out / "jobs" / "scheduler.lock", wait_s=2):
-        sweep(out / "slurm_jobs.json")
-        record, code = read_json(out / "slurm_jobs.json"), snapshot(out)
+    with scheduler_lock(out):
+        files.sweep(out, mine="slurm_jobs.json")
+        record, code = read_note(out / "slurm_jobs.json"), snapshot(out)
         ids = {run_id: record[run_id]["job_id"] for run_id in _queue(record)}
         todo = longest_first([j for j in jobs if j.run_id not in ids and not is_done(j.run_id)])
         parents = {j.run_id: [p for p in j.needs if not is_done(p)] for j in todo}
@@ -139,7 +137,7 @@ def submit_slurm(
             sent = _submit_array(out, group, config, code, [ids[p] for p in after], target)
             ids |= {run_id: entry["job_id"] for run_id, entry in sent.items()}
             record |= sent
-            write_json(out / "slurm_jobs.json", record)
+            files.write_json(out / "slurm_jobs.json", record)
             submitted += sent
             todo = [j for j in todo if j.run_id not in sent]
     return submitted
@@ -157,7 +155,7 @@ def _submit_array(
     )
     executor.update_parameters(**config.parameters(code, after))
     for job in group:
-        write_json(state_file(out, job.run_id), {"state": "queued"})
+        files.write_json(state_file(out, job.run_id), {"state": "queued"})
     runs = [RunJob(str(out), job.run_id, job.spec, target) for job in group]
     # SLURM_CONF is not a trace of the job that may be submitting: it names the cluster
     keep = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
@@ -194,7 +192,7 @@ def _squeue() -> dict[str, tuple[str, str]]:
 def status(out: Path, jobs: list[Job], is_done: Callable[[str], bool]) -> dict[str, Status]:
     """The state of every run, local or Slurm: result files first, then the queue and the notes."""
     out = Path(out).resolve()
-    record = read_json(out / "slurm_jobs.json")
+    record = read_note(out / "slurm_jobs.json")
     rows = _squeue() if record else {}
     states: dict[str, Status] = {}
     for job in longest_first(jobs):
@@ -208,14 +206,14 @@ def status(out: Path, jobs: list[Job], is_done: Callable[[str], bool]) -> dict[s
 
 
 def _status(out, job, is_done, entry: dict, slurm: tuple[str, str] | None) -> Status:
-    note = read_json(state_file(out, job.run_id))
+    note = read_note(state_file(out, job.run_id))
     log = note.get("log") or entry.get("log", "")
     if is_done(job.run_id):
         return Status("done", log=log)
     if slurm and slurm[0] not in ENDED:
         state = "queued" if slurm[0] in ("PENDING", "CONFIGURING", "REQUEUED") else "running"
         return Status(state, slurm[1].replace("None", "") if state == "queued" else "", log)
-    if held(job_folder(out, job.run_id) / "lock"):  # a local run
+    if files.is_locked(job_folder(out, job.run_id) / "lock"):  # a local run
         return Status("running", log=log)
     if not note:
         return Status("queued", "not submitted")
@@ -226,7 +224,7 @@ def _status(out, job, is_done, entry: dict, slurm: tuple[str, str] | None) -> St
 
 def cancel(out: Path, run_ids: list[str] | None = None) -> list[str]:
     """scancel the given runs, or all that are queued or running (these save first)."""
-    record = read_json(Path(out) / "slurm_jobs.json")
+    record = read_note(Path(out) / "slurm_jobs.json")
     live = [run_id for run_id in _queue(record) if run_ids is None or run_id in run_ids]
     if live:
         subprocess.run(["scancel", *(record[run_id]["job_id"] for run_id in live)], check=True)

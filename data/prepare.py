@@ -7,16 +7,10 @@ place under a temporary name and renamed at the end. Memory does not grow with t
 """
 
 import hashlib
-import json
 import math
-import os
-import shutil
-import socket
 import sys
 import time
-import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -29,6 +23,7 @@ if __package__ in (None, ""):
 import numpy as np
 from tqdm import tqdm
 
+import files
 from data.shards import FORMAT, SHARD_NAME, SPLITS, Corpus, manifest_hash, read_manifest
 from data.sources import BadInput, Source, open_source
 from data.tokenizers import Tokenizer, make_tokenizer, parse_spec
@@ -83,21 +78,18 @@ def prepare(config: PrepareConfig) -> Path:
     out = config.out or default_out(config)
     source = open_source(config.source, config.text_field, config.revision)
     settings = _settings(config, source)
-    _remove_stale(out)
+    files.sweep(out.parent)
     if _already_prepared(out, settings, config.force):
         print(f"{out} is already prepared with these settings")
         return out
-    made = _first_missing(out.parent)
-    temp = out.with_name(f".{out.name}.tmp-{_owner()}")
-    temp.mkdir(parents=True)
     began = time.monotonic()
     try:
-        manifest = _write(temp, config, source, settings)
-        _put_in_place(temp, out, settings, config.force)
-    except BaseException:  # a full disk or Ctrl-C, too: nothing half-made stays
-        shutil.rmtree(temp, ignore_errors=True)
-        _remove_empty(out.parent, made)
-        raise
+        with files.new_folder(out, replace=config.force) as temp:
+            manifest = _write(temp, config, source, settings)
+    except OSError:
+        if not _already_prepared(out, settings, force=False):  # another one may have been faster
+            raise
+        return out
     print(summary(out, manifest, time.monotonic() - began))
     return out
 
@@ -186,79 +178,6 @@ def _is_ours(path: Path) -> bool:
     return path.is_file() and (path.name in OWN_FILES or bool(SHARD_NAME.fullmatch(path.name)))
 
 
-# --- folders ------------------------------------------------------------------------------------
-
-
-def _owner() -> str:
-    """host, process and a random part: no two preparations share a temporary folder."""
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-
-
-def _remove_stale(out: Path) -> None:
-    """Removes what a killed preparation of `out` on this machine left behind."""
-    if not out.parent.is_dir():
-        return
-    for kind in ("tmp", "old"):
-        prefix = f".{out.name}.{kind}-{socket.gethostname()}-"
-        for path in out.parent.iterdir():
-            pid = path.name.removeprefix(prefix).split("-")[0]
-            if path.name.startswith(prefix) and pid.isdigit() and not _is_alive(int(pid)):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _first_missing(folder: Path) -> Path | None:
-    """The topmost folder of this path that does not exist yet."""
-    missing = None
-    while not folder.exists():
-        missing, folder = folder, folder.parent
-    return missing
-
-
-def _remove_empty(folder: Path, top: Path | None) -> None:
-    """Removes the folders from `folder` up to `top` that this preparation made and left empty."""
-    while top is not None and (folder == top or top in folder.parents):
-        try:
-            folder.rmdir()
-        except OSError:
-            return
-        folder = folder.parent
-
-
-def _put_in_place(temp: Path, out: Path, settings: dict, force: bool) -> None:
-    """Renames the finished folder; another preparation may have been faster."""
-    _sync_folder(temp)
-    old = out.with_name(f".{out.name}.old-{_owner()}")
-    if force:
-        with suppress(FileNotFoundError):
-            os.rename(out, old)
-    try:
-        os.rename(temp, out)
-    except OSError:
-        if not _already_prepared(out, settings, force=False):
-            raise
-        shutil.rmtree(temp)
-    shutil.rmtree(old, ignore_errors=True)
-    _sync_folder(out.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 # --- the stream ---------------------------------------------------------------------------------
 
 
@@ -266,7 +185,7 @@ def _write(temp: Path, config: PrepareConfig, source: Source, settings: dict) ->
     """Fills the temporary folder; returns the manifest."""
     tokenizer = make_tokenizer(config.tokenizer, lambda: _bpe_texts(config, source))
     if tokenizer.definition:
-        _write_synced(temp / "tokenizer.json", tokenizer.definition.encode())
+        files.write_text(temp / "tokenizer.json", tokenizer.definition)
     bad = BadInput(config.skip_bad)
     writers = {split: ShardWriter(temp, split, config.shard_tokens) for split in SPLITS}
     _tokenize(_limited(source.documents(bad), config.limit_mb), config, source, tokenizer, writers)
@@ -286,7 +205,7 @@ def _write(temp: Path, config: PrepareConfig, source: Source, settings: dict) ->
         "settings": settings,
     }
     manifest["manifest_hash"] = manifest_hash(manifest)
-    _write_synced(temp / "manifest.json", json.dumps(manifest, indent=1).encode())
+    files.write_json(temp / "manifest.json", manifest)
     return manifest
 
 
@@ -372,13 +291,6 @@ def _require_windows(config: PrepareConfig, writers: dict[str, "ShardWriter"]) -
             )
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 @dataclass
 class ShardWriter:
     """Writes one split as files of `shard_tokens` uint16 ids, hashing as it goes."""
@@ -415,11 +327,9 @@ class ShardWriter:
         self._digest, self._tokens = hashlib.sha256(), 0
 
     def close(self) -> None:
-        """Finishes the open shard, if there is one; it is on disk when this returns."""
+        """Finishes the open shard, if there is one."""
         if self._file is None:
             return
-        self._file.flush()
-        os.fsync(self._file.fileno())
         self._file.close()
         self._file = None
         self.shards.append(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import mmap
 import re
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+import files
 from errors import UserError
 
 if TYPE_CHECKING:
@@ -37,34 +37,21 @@ WINDOWS_BETWEEN_RELEASES = 128
 def read_manifest(folder: Path) -> dict:
     """The checked manifest of a corpus folder; UserError when it is missing or makes no sense."""
     path = Path(folder) / "manifest.json"
-    try:
-        if not path.is_file():  # a pipe would be waited for
-            raise OSError
-        if path.stat().st_size > MANIFEST_BYTES:
-            raise UserError(f"{path} is larger than {MANIFEST_BYTES >> 20} MB; not a manifest")
-        manifest = json.loads(path.read_bytes(), parse_constant=_finite, parse_float=_finite)
-    except OSError:
+    if not path.is_file():
         raise UserError(
             f"{folder} is not a prepared corpus (no readable manifest.json); "
             f"run: python data/prepare.py --out {folder}"
-        ) from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is not JSON; prepare the corpus again with --force") from None
+        )
+    manifest = files.read_json(path, MANIFEST_BYTES, "prepare the corpus again with --force")
     problem = _manifest_problem(manifest)
     if problem:
         raise UserError(f"{path}: {problem}; prepare the corpus again with --force")
     return manifest
 
 
-def _finite(text: str) -> float:
-    if not math.isfinite(float(text)):
-        raise ValueError(f"{text} is no finite number")
-    return float(text)
-
-
-def _manifest_problem(manifest: object) -> str | None:
+def _manifest_problem(manifest: dict) -> str | None:
     """What is wrong with a manifest, or None. Nothing in it is trusted before this."""
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    if manifest.get("format") != FORMAT:
         return f"not a corpus manifest of format {FORMAT}"
     vocab, eot = manifest.get("vocab_size"), manifest.get("eot")
     if not _is_count(vocab) or not 1 <= vocab <= 65535:

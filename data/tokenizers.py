@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data.shards import read_manifest
 from errors import UserError
 
 EOT_TEXT = "<|endoftext|>"
@@ -62,25 +61,6 @@ def make_tokenizer(spec: str, training_texts: Callable[[], Iterable[str]]) -> To
     if kind == "hf":
         return hugging_face(Path(spec.removeprefix("hf:")))
     return gpt2() if kind == "gpt2" else byte()
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a prepared corpus folder (see data/prepare.py)."""
-    manifest = read_manifest(Path(folder))
-    known = manifest["tokenizer"]
-    kind, _ = parse_spec(known["spec"])
-    path = Path(folder) / "tokenizer.json"
-    if kind in ("bpe", "hf"):
-        definition = read_definition(path)
-        is_bpe = kind == "bpe"
-        tokenizer = (
-            bpe(definition) if is_bpe else stored(known["spec"], definition, manifest["eot"])
-        )
-    else:
-        tokenizer = gpt2() if kind == "gpt2" else byte()
-    if tokenizer.hash != known["hash"]:
-        raise UserError(f"{path} is not the tokenizer of its manifest; prepare the corpus again")
-    return tokenizer
 
 
 def byte() -> Tokenizer:

@@ -14,7 +14,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from analysis.aggregate import variant_key, write_atomic
+from analysis.aggregate import variant_key
+from files import write_bytes
 
 FAMILIES = {
     "scratch": "#777777",
@@ -95,6 +96,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, dpi=200, metadata=metadata, bbox_inches="tight")
         paths.append(Path(folder) / f"{name}.{kind}")
-        write_atomic(paths[-1], buffer.getvalue())
+        write_bytes(paths[-1], buffer.getvalue())
     plt.close(figure)
     return paths

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-import checkpoint
+import files
 from errors import UserError
 from growth import exact, ligo_init, lossless, nrio, srio
 from growth.gauge import ConfigChange, gauge
@@ -197,7 +197,7 @@ def grow_folder(
         size = hf_folder.write_weights(
             tmp, sizes, partial(make_tensor, growth), int(shard_gb * 1e9), progress
         )
-        checkpoint.write_json(tmp / "config.json", growth.raw)
+        files.write_json(tmp / "config.json", growth.raw)
         hf_folder.copy_other_files(source.path, tmp)
         report = facts(growth, size) | {"grow_seconds": time.perf_counter() - start}
         report["closest_two_units"] = closest_two_units(growth)
@@ -206,7 +206,7 @@ def grow_folder(
             report |= measure(source.path, tmp, growth)
         report["wall_seconds"] = time.perf_counter() - start
         report["peak_rss_mb"] = peak_rss_mb()
-        checkpoint.write_json(tmp / "growth_report.json", report)
+        files.write_json(tmp / "growth_report.json", report)
     return report
 
 

@@ -16,6 +16,7 @@ import torch
 import tyro
 
 import checkpoint
+import files
 from errors import UserError, exit_on_user_error, read_command_line
 from models import hf_folder
 from models.gpt import GPT
@@ -50,7 +51,7 @@ def convert_to(cfg: ConvertConfig, to) -> None:
     raw["dtype"] = str(dtype).removeprefix("torch.")
     with hf_folder.new_folder(cfg.out, cfg.force) as tmp:
         hf_folder.write_weights(tmp, {n: t.nbytes for n, t in weights.items()}, weights.get)
-        checkpoint.write_json(tmp / "config.json", raw)
+        files.write_json(tmp / "config.json", raw)
         if cfg.tokenizer:
             shutil.copyfile(cfg.tokenizer, tmp / "tokenizer.json")
             settings = {"tokenizer_class": "PreTrainedTokenizerFast"}

@@ -4,7 +4,6 @@ A folder is opened lazily: tensors come out of memory-mapped files one at a time
 names, the parts of a fused tensor each for itself, and a tied copy of another tensor not at all.
 """
 
-import os
 import re
 import shutil
 import warnings
@@ -19,7 +18,7 @@ import safetensors.torch
 import torch
 from tqdm import tqdm
 
-import checkpoint
+import files
 from errors import UserError
 from models import hf
 from models.axes import Spec, specs
@@ -173,7 +172,7 @@ def read_config(path: Path) -> dict:
     if not file.is_file():
         raise UserError(f"{path} has no config.json: neither a Hugging Face model nor a checkpoint")
     try:
-        return checkpoint.read_json(file)
+        return files.read_json(file)
     except UserError as error:
         raise UserError(f"{file} is no JSON object ({error})") from None
 
@@ -211,7 +210,7 @@ def find_weights(path: Path, allow_pickle: bool) -> tuple[dict[str, str], Callab
 def indexed(path: Path, index: str) -> dict[str, str]:
     """The weight_map of an index; UserError for shards that are not there."""
     try:
-        stored = checkpoint.read_json(path / index, limit=64 << 20)["weight_map"]
+        stored = files.read_json(path / index, limit=64 << 20)["weight_map"]
         stored = {str(name): str(file) for name, file in stored.items()}
     except (UserError, KeyError, AttributeError, TypeError) as error:
         raise UserError(f"{path / index} is no shard index ({error})") from None
@@ -402,17 +401,8 @@ def new_folder(dst: Path, force: bool) -> Iterator[Path]:
         raise UserError(f"{dst} exists; choose another place or pass --force to replace it")
     if dst.exists() and not (dst / "config.json").is_file() and any(dst.iterdir()):
         raise UserError(f"{dst} holds something else than a model; it is never replaced")
-    tmp = dst.with_name(f".{dst.name}.tmp-{os.getpid()}")
-    shutil.rmtree(tmp, ignore_errors=True)
-    tmp.mkdir(parents=True)
-    try:
+    with files.new_folder(dst, replace=force) as tmp:
         yield tmp
-        for file in tmp.iterdir():
-            sync_file(file)
-        checkpoint.sync_folder(tmp)
-        checkpoint.publish(tmp, dst)
-    finally:
-        shutil.rmtree(tmp, ignore_errors=True)
 
 
 def write_weights(
@@ -430,12 +420,12 @@ def write_weights(
         if shards[-1] and sum(sizes[n] for n in shards[-1]) + sizes[name] > shard_bytes:
             shards.append([])
         shards[-1].append(name)
-    files = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
-    files = files if len(shards) > 1 else [SINGLE]
+    parts = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    parts = parts if len(shards) > 1 else [SINGLE]
     with tqdm(
         total=len(sizes), desc="growing", unit=" tensors", leave=False, disable=not progress
     ) as bar:
-        for file, names in zip(files, shards, strict=True):
+        for file, names in zip(parts, shards, strict=True):
             tensors = {}
             for name in names:
                 tensors[name] = make(name)
@@ -445,15 +435,10 @@ def write_weights(
             del tensors
     total = sum(sizes.values())
     if len(shards) > 1:
-        where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        where = {name: file for file, names in zip(parts, shards, strict=True) for name in names}
         index = {"metadata": {"total_size": total}, "weight_map": where}
-        checkpoint.write_json(folder / INDEX, index)
+        files.write_json(folder / INDEX, index)
     return total
-
-
-def sync_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def copy_other_files(src: Path, dst: Path) -> None:

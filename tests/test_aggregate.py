@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,9 @@ from analysis import aggregate
 from analysis.aggregate import load_rows, markdown, print_table, table, tokens_to_reach, write_table
 from analysis.claims import CLAIMS, claims, verdict
 from analysis.paired import contrast, estimate
-from analysis.rows import MAX_ROW_BYTES, matched
+from analysis.rows import matched
 from errors import UserError
+from files import MAX_JSON
 from tests.synthetic_rows import STAGE_TOKENS, diverged, grid, row, write
 
 ROOT = Path(aggregate.__file__).parents[1]
@@ -327,7 +329,7 @@ def test_half_written_row_is_refused_by_name(tmp_path):
 def test_oversized_row_is_refused_unread(tmp_path):
     (tmp_path / "rows").mkdir()
     with open(tmp_path / "rows" / "big.json", "wb") as file:
-        file.truncate(MAX_ROW_BYTES + 1)
+        file.truncate(MAX_JSON + 1)
     with pytest.raises(UserError, match="big.json"):
         load_rows(tmp_path)
 
@@ -378,7 +380,7 @@ def test_bad_value_is_refused(tmp_path, path, value):
 
 def test_diverged_row_may_lack_its_numbers(tmp_path):
     bad = diverged(row("nrio"))
-    bad["metrics"]["train_loss"] = float("nan")
+    bad["metrics"]["train_loss"] = None  # JSON has no NaN, and no row of ours does
     bad["curve"] = {}
     assert load_rows(write([bad], tmp_path))[0]["status"] == "diverged"
 
@@ -479,7 +481,7 @@ def test_csv_holds_full_precision(tmp_path):
 
 def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     (tmp_path / "table.csv").write_text("old")
-    monkeypatch.setattr(aggregate.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "x")))
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "x")))
     with pytest.raises(OSError):
         write_table(table(grid()), tmp_path)
     assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]

@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 
 import checkpoint
+import files
 from errors import UserError
 from models.gpt import GPT, GPTConfig
 
@@ -67,12 +68,12 @@ def test_an_existing_checkpoint_is_kept_without_force(saved, model):
     assert checkpoint.load(saved).meta == {"new": 1}
 
 
-@pytest.mark.parametrize("stage", ["write_file", "sync_folder", "publish"])
+@pytest.mark.parametrize("stage", [(checkpoint, "write_part"), (files, "sync"), (files, "publish")])
 def test_a_save_that_dies_leaves_the_old_one_and_no_litter(saved, model, monkeypatch, stage):
     def die(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, stage, die)
+    monkeypatch.setattr(*stage, die)
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(saved, model.state_dict(), {"new": 1}, force=True)
     assert checkpoint.load(saved).meta == META
@@ -99,7 +100,7 @@ def edit(folder, **changes):
 
 def forge(folder, data: bytes):
     """Replace the weights by any bytes, with size and sha256 in state.json made to fit."""
-    entry = checkpoint.write_file(folder / checkpoint.MODEL, data)
+    entry = checkpoint.write_part(folder / checkpoint.MODEL, data)
     edit(folder, files={checkpoint.MODEL: entry})
 
 
@@ -139,7 +140,7 @@ REFUSED = {
     "state a list": (state_is("[]"), "not an object"),
     "state of another program": (state_is('{"step": 1}'), "not a checkpoint"),
     "deep JSON": (state_is("[" * 1_000_000), "no valid JSON"),
-    "huge JSON": (state_is(" " * (checkpoint.MAX_JSON + 1)), "bytes"),
+    "huge JSON": (state_is(" " * (files.MAX_JSON + 1)), "bytes"),
     "huge integer": (state_is('{"version": ' + "9" * 10_000 + "}"), "no valid JSON"),
     "NaN in JSON": (state_is('{"format": NaN}'), "no valid JSON"),
     "other format": (lambda f: edit(f, format="pytorch"), "format"),

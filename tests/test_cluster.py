@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import cluster
+import provenance
 from cluster import Job, SlurmConfig, job, load_config, run_local
 from errors import UserError
 
@@ -27,7 +28,7 @@ def run(out: Path, *jobs: Job, n_jobs: int = 2, **options) -> dict[str, cluster.
 
 
 def count(out: Path, run_id: str = "run") -> dict:
-    return cluster.read_json(out / run_id / "count.json")
+    return cluster.read_note(out / run_id / "count.json")
 
 
 # ---- the local scheduler
@@ -127,7 +128,7 @@ def test_second_scheduler_on_the_same_folder_is_refused(tmp_path):
     scheduler = start_scheduler(tmp_path, {"steps": 1000})
     states = cluster.status(tmp_path, [Job("run")], done_in(tmp_path))
     assert states["run"].state == "running"
-    with pytest.raises(UserError, match=f"held by process {scheduler.pid} on"):
+    with pytest.raises(UserError, match=f"in use by pid {scheduler.pid} on"):
         run(tmp_path, Job("run"))
     scheduler.terminate()
     assert scheduler.wait(20) == 143
@@ -143,7 +144,8 @@ def test_longest_chain_first_and_parents_before_children():
 
 def test_what_killed_writers_left_is_removed(tmp_path):
     version = cluster.snapshot(tmp_path / "elsewhere").name
-    rests = ["jobs/run/.state.json.99", f"code/.{version}.99/train.py"]
+    rest = "tmp-elsewhere-99-0123abcd"  # a process of another host: only the lock's holder knows
+    rests = [f"jobs/run/.state.json.{rest}", f"code/.{version}.{rest}/train.py"]
     for rest in rests:
         (tmp_path / rest).parent.mkdir(parents=True)
         (tmp_path / rest).write_text("{")
@@ -158,10 +160,10 @@ def test_snapshot_holds_the_program_and_its_version(tmp_path):
     folder = cluster.snapshot(tmp_path)
     assert (folder / "cluster" / "job.py").read_bytes() == (ROOT / "cluster/job.py").read_bytes()
     assert not (folder / ".venv").exists() and folder == cluster.snapshot(tmp_path)
-    command = [sys.executable, "-c", "import cluster; print(cluster.code_version())"]
+    command = [sys.executable, "-c", "import provenance; print(provenance.code_version())"]
     env = {**os.environ, **cluster.code.code_env(folder)}
     printed = subprocess.check_output(command, cwd=ROOT, env=env, text=True)
-    assert printed.strip() == str(cluster.code_version())
+    assert printed.strip() == str(provenance.code_version())
 
 
 def test_snapshot_without_git_leaves_out_hidden_folders_and_outputs(tmp_path, monkeypatch):
@@ -169,11 +171,12 @@ def test_snapshot_without_git_leaves_out_hidden_folders_and_outputs(tmp_path, mo
     for name in ("a.py", "models/b.py", "models/c.txt", ".venv/d.py", "runs/code/e.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("")
-    monkeypatch.setattr(cluster.code, "ROOT", root)
+    for module in (cluster.code, provenance):
+        monkeypatch.setattr(module, "ROOT", root)
     folder = cluster.snapshot(tmp_path)
     copied = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert copied == {"a.py", "models/b.py", "snapshot.json"}
-    assert cluster.code_version() == {"commit": None, "dirty": True}
+    assert provenance.code_version() == {"commit": None, "dirty": True}
 
 
 # ---- options

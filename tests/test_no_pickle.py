@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import checkpoint
+import files
 import grow
 from checks.fuzz.world import reseal
 from errors import UserError
@@ -189,9 +190,9 @@ def test_grow_refuses_a_pickle_unless_asked(theirs, mark, tmp_path, monkeypatch)
 
 def test_code_that_a_config_names_is_not_run(theirs, mark, tmp_path):
     """auto_map asks transformers to import a file of the folder."""
-    raw = checkpoint.read_json(theirs / "config.json")
+    raw = files.read_json(theirs / "config.json")
     raw["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
-    checkpoint.write_json(theirs / "config.json", raw)
+    files.write_json(theirs / "config.json", raw)
     (theirs / "evil.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
     hf_folder.open_folder(theirs)
     assert not mark.exists()

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import checkpoint
+import files
 import train as train_module
 from data.shards import Corpus
 from errors import UserError, exit_on_user_error
@@ -306,15 +307,15 @@ def test_a_signal_during_evaluation_repeats_it(cfg, uninterrupted, monkeypatch, 
 
 def test_a_crash_inside_every_save_loses_nothing(cfg, uninterrupted, monkeypatch):
     """Each attempt dies in its next save, and the next one starts from the save before."""
-    original, budget = checkpoint.publish, []
+    original, budget = files.publish, []
 
-    def publish(tmp, folder):
+    def publish(tmp, folder, replace):
         if not budget:
             raise OSError(28, "No space left on device")
         budget.pop()
-        original(tmp, folder)
+        original(tmp, folder, replace)
 
-    monkeypatch.setattr(checkpoint, "publish", publish)
+    monkeypatch.setattr(files, "publish", publish)
     for done in range(4):  # step 5, 10, 15, final
         with pytest.raises(OSError, match="No space"):
             train(cfg)

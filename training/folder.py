@@ -1,20 +1,18 @@
 """A run's folder: one config and one process own it; metrics, progress, and what ends a run."""
 
-import fcntl
 import json
 import math
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tqdm import tqdm
 
 import checkpoint
-from checkpoint import write_json
+import files
 from errors import UserError
 from training.processes import Place, share
 from training.settings import Run, State
@@ -23,30 +21,25 @@ from training.settings import Run, State
 @contextmanager
 def run_folder(out: Path, identity: dict, place: Place) -> Iterator[dict | None]:
     """Own `out` for this config and this process; yields the summary of a finished run or None."""
-    lock, outcome = None, (None, None)
-    try:
-        if place.rank == 0:
-            lock = take_lock(out)
-            outcome = (None, claim(out, identity))
-    except (UserError, OSError) as error:
-        if lock:
-            lock.close()
-        if place.size == 1:
-            raise
-        outcome = (str(error), None)
-    error, done = share(outcome, place)
-    if error:
-        raise UserError(error)
-    try:
+    with ExitStack() as stack:
+        outcome = (None, None)
+        try:
+            if place.rank == 0:
+                check_folder(out)
+                stack.enter_context(files.lock(out / "lock", f"run folder {out}"))
+                outcome = (None, own(out, identity))
+        except (UserError, OSError) as error:
+            if place.size == 1:
+                raise
+            outcome = (str(error), None)
+        error, done = share(outcome, place)
+        if error:
+            raise UserError(error)
         yield done
-    finally:
-        if lock:
-            lock.close()
 
 
-def take_lock(out: Path):
-    """An open file that holds the folder's lock until it is closed or the process ends, by
-    whatever death. UserError if `out` is no run folder or another process has it."""
+def check_folder(out: Path) -> None:
+    """UserError if `out` is there and no run folder."""
     known = {"config.json", "lock", "metrics.jsonl", "progress.json", "done.json", "final"}
     if out.exists() and not out.is_dir():
         raise UserError(f"out is {out}, a file; choose a folder")
@@ -56,30 +49,14 @@ def take_lock(out: Path):
             f"out is {out}, which holds other files ({sorted(set(foreign) - known)[0]}, ...); "
             f"choose an empty or new folder"
         )
-    out.mkdir(parents=True, exist_ok=True)
-    lock = open(out / "lock", "a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = (out / "lock").read_text().strip() or "another process"
-        lock.close()
-        raise UserError(
-            f"run folder {out} is in use by {holder}; wait for it, stop it, or choose another --out"
-        ) from None
-    except OSError as error:  # some network file systems have no locks
-        print(f"{out}: no lock ({error.strerror}); start no second process", file=sys.stderr)
-    lock.truncate(0)
-    lock.write(f"pid {os.getpid()} on {socket.gethostname()}")
-    lock.flush()
-    return lock
 
 
-def claim(out: Path, identity: dict) -> dict | None:
+def own(out: Path, identity: dict) -> dict | None:
     """Write config.json, or compare with the one there (UserError); done.json if it exists."""
     path = out / "config.json"
     if not path.exists():
-        write_json(path, {"hash": checkpoint.hash_json(identity), "config": identity})
-    theirs = checkpoint.read_json(path).get("config")
+        files.write_json(path, {"hash": checkpoint.hash_json(identity), "config": identity})
+    theirs = files.read_json(path).get("config")
     theirs, ours = flatten(theirs if isinstance(theirs, dict) else {}), flatten(identity)
     keys = [k for k in sorted({*theirs, *ours}) if theirs.get(k) != ours.get(k)]
     if keys:
@@ -91,7 +68,7 @@ def claim(out: Path, identity: dict) -> dict | None:
 
 def read_summary(path: Path) -> dict:
     """done.json with what its readers count on; else a UserError."""
-    done = checkpoint.read_json(path)
+    done = files.read_json(path)
     metrics, speed = done.get("metrics"), done.get("tokens_per_s")
     loss = metrics.get("val_loss") if isinstance(metrics, dict) else None
     good = {"done": isinstance(loss, float), "diverged": isinstance(metrics, dict)}
@@ -169,7 +146,7 @@ class Log:
         progress = {"step": row["step"], "steps": self.run.cfg.steps}
         progress |= {"loss": row["loss"], "tokens_per_s": speed}
         with suppress(OSError):  # only for watching; what matters is written elsewhere
-            write_json(self.run.cfg.out / "progress.json", progress, durable=False)
+            files.write_json(self.run.cfg.out / "progress.json", progress, durable=False)
 
     def rows(self) -> list[dict]:
         return [json.loads(line) for line in self.path.read_bytes().splitlines()]

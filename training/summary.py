@@ -1,17 +1,12 @@
 """What a run leaves behind: the meta of its checkpoints and the summary in done.json."""
 
 import math
-import platform
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
-
-import numpy as np
-import torch
 
 import checkpoint
 from models.gpt import count_parameters, flops_per_token
-from training.processes import Place
+from provenance import hardware, versions
 from training.settings import Run, State
 
 CURVE_POINTS = 200
@@ -127,30 +122,3 @@ def curve(losses: list[tuple], vals: list[tuple]) -> dict:
 
 def mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def versions() -> dict:
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    return found | {"numpy": np.__version__}
-
-
-def hardware(place: Place) -> dict:
-    if place.device.type == "cuda":
-        name = {"gpu": torch.cuda.get_device_name(place.device)}
-    else:
-        name = {"cpu": cpu_name()}
-    return name | {
-        "threads": torch.get_num_threads(),
-        "dtype": place.dtype,
-        "processes": place.size,
-    }
-
-
-def cpu_name() -> str:
-    """The model name as /proc/cpuinfo has it, or what Python knows elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    found = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return found[0] if found else platform.processor() or platform.machine()

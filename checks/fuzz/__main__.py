@@ -22,15 +22,12 @@ import hypothesis  # noqa: E402
 import torch  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from analysis.aggregate import write_atomic  # noqa: E402
-from checkpoint import write_json  # noqa: E402
 from checks.fuzz import files, options  # noqa: E402
 from checks.fuzz.judge import Case, Verdict, judge  # noqa: E402
 from checks.fuzz.world import make_world  # noqa: E402
-from cluster.code import code_version  # noqa: E402
 from errors import UserError, exit_on_user_error, read_command_line  # noqa: E402
-from training.processes import Place  # noqa: E402
-from training.summary import hardware, versions  # noqa: E402
+from files import write_json, write_text  # noqa: E402
+from provenance import provenance  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUPS = {  # world -> cases: its share of them
@@ -73,9 +70,8 @@ def main() -> None:
         )
     with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
         found = report(cfg, *sweep(cfg, Path(place)))
-    cfg.out.mkdir(parents=True, exist_ok=True)
     write_json(cfg.out / "fuzz.json", found)
-    write_atomic(cfg.out / "fuzz.md", markdown(found).encode())
+    write_text(cfg.out / "fuzz.md", markdown(found))
     print(markdown(found))
     sys.exit(1 if found["faults"] else 0)
 
@@ -118,9 +114,7 @@ def report(cfg: FuzzConfig, verdicts: list[Verdict], real: list[Verdict]) -> dic
         groups[verdict.group]["faults" if verdict.fault else verdict.outcome] += 1
     return {
         "command": f"python -m checks.fuzz --cases {cfg.cases} --seed {cfg.seed}",
-        **code_version(),
-        "hardware": hardware(Place()),
-        "versions": versions(),
+        **provenance(),
         "cases": len(verdicts),
         "faults": sum(bool(v.fault) for v in verdicts + real),
         "groups": groups,

@@ -59,13 +59,13 @@ class Grid:
 
     def count(self, run_id: str) -> dict:
         """{"step", "starts": [{"step", ...} of each start]} as last saved."""
-        return cluster.read_json(self.out / run_id / "count.json")
+        return cluster.read_note(self.out / run_id / "count.json")
 
     def job_id(self, run_id: str) -> str:
-        return cluster.read_json(self.out / "slurm_jobs.json")[run_id]["job_id"]
+        return cluster.read_note(self.out / "slurm_jobs.json")[run_id]["job_id"]
 
     def note(self, run_id: str) -> dict:
-        return cluster.read_json(cluster.job_folder(self.out, run_id) / "state.json")
+        return cluster.read_note(cluster.job_folder(self.out, run_id) / "state.json")
 
     def signal(self, run_id: str, name: str) -> None:
         subprocess.run(["scancel", f"--signal={name}", self.job_id(run_id)], check=True)

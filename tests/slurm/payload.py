@@ -10,8 +10,8 @@ import signal
 import time
 from pathlib import Path
 
-from cluster import write_json
 from errors import UserError
+from files import write_json
 
 
 class Interrupted(Exception):

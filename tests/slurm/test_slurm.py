@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import cluster
+import provenance
 from cluster import Job
 from errors import UserError
 from tests.slurm.conftest import Grid, sbatch, wait_for
@@ -98,16 +99,16 @@ def test_queued_run_uses_the_code_of_its_submission(grid, tmp_path, monkeypatch)
     payload.write_text("raise SystemError('edited after the submission')")
     grid.wait("second", "done")
     file = grid.count("second")["starts"][0]["file"]
-    assert file.startswith(cluster.read_json(grid.out / "slurm_jobs.json")["second"]["code"])
+    assert file.startswith(cluster.read_note(grid.out / "slurm_jobs.json")["second"]["code"])
     assert grid.submit(Job("third")) == ["third"]  # and a new submission uses the new code
     assert "edited after" in grid.wait("third", "failed").reason
 
 
 def copy_sources(root: Path) -> None:
     for name in ("errors.py", "cluster", "tests/slurm"):
-        copy = shutil.copytree if (cluster.code.ROOT / name).is_dir() else shutil.copy
+        copy = shutil.copytree if (provenance.ROOT / name).is_dir() else shutil.copy
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        copy(cluster.code.ROOT / name, root / name)
+        copy(provenance.ROOT / name, root / name)
 
 
 def test_refused_submission_is_a_user_error(grid):
@@ -123,7 +124,7 @@ def test_train_sh_trains_two_ranks_and_comes_back_after_a_signal(slurm, tmp_path
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     job_id = sbatch("train.sh", *words, folder=tmp_path)
     log, run = tmp_path / f"train-{job_id}.out", tmp_path / "run"
-    wait_for(lambda: cluster.read_json(run / "progress.json").get("step"), 60, log.read_text)
+    wait_for(lambda: cluster.read_note(run / "progress.json").get("step"), 60, log.read_text)
     subprocess.run(["scancel", "--signal=USR2", job_id], check=True)
     wait_for((run / "done.json").exists, 90, log.read_text)
     assert "SIGUSR2 at step" in log.read_text()

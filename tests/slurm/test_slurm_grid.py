@@ -51,7 +51,7 @@ def states(out: Path, runs: list) -> dict[str, cluster.Status]:
 
 
 def job_id(out: Path, run_id: str) -> str:
-    return cluster.read_json(out / "slurm_jobs.json")[run_id]["job_id"]
+    return cluster.read_note(out / "slurm_jobs.json")[run_id]["job_id"]
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_grid_is_submitted_requeued_and_ends_like_a_local_one(slurm, tmp_path, m
     signaller.start()
     started = sbatch("ablate.sh", *grid, "--slurm-config=config.toml", folder=tmp_path)
     log = tmp_path / f"ablate-{started}.out"
-    wait_for(lambda: len(cluster.read_json(out / "slurm_jobs.json")) == 4, 60, log.read_text)
+    wait_for(lambda: len(cluster.read_note(out / "slurm_jobs.json")) == 4, 60, log.read_text)
 
     def child_waits_for_its_parent() -> bool:
         now = states(out, runs)
@@ -122,7 +122,7 @@ def test_grid_is_submitted_requeued_and_ends_like_a_local_one(slurm, tmp_path, m
 
 def restarts(out: Path, runs: list) -> int:
     files = [cluster.job_folder(out, run.run_id) / "state.json" for run in runs]
-    return sum(cluster.read_json(file).get("restarts", 0) for file in files)
+    return sum(cluster.read_note(file).get("restarts", 0) for file in files)
 
 
 def signal_one(out: Path, runs: list) -> None:
