@@ -5,8 +5,8 @@
 
 Each cell grows a small model whose parameters are all far from their initial values, writes it,
 loads it back as a user would, and compares logits: max |delta logit| over the logits' standard
-deviation, and KL. transformers computes RMSNorm in float32 whatever the model's dtype, which hides
-float64 equality behind 1e-6: the float64 cells run its formula in float64 instead.
+deviation, and KL. transformers rounds norms, softmax and RoPE to float32 whatever the model's
+dtype, which hides float64 equality behind 1e-6: the float64 cells skip that (models/double.py).
 """
 
 import copy
@@ -27,7 +27,7 @@ from errors import UserError, exit_on_user_error, read_command_line
 from growth import folder
 from growth.apply import grow
 from growth.plan import GrowConfig
-from models import hf_folder
+from models import hf, hf_folder
 from models.gpt import GPT
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,13 +59,13 @@ def settings_for(spec: Model) -> list[tuple[float, GrowConfig, str]]:
             for method in ("lossless", "pad", "exact-srio"):
                 if method != "lossless" or factor == int(factor):
                     cells.append((factor, GrowConfig(method, heads=heads), ""))
-    ropes = ("roformer", "llama", "mistral", "qwen2", "gpt_neox")
-    has_rope = spec.family in ropes or ("position", "rope") in spec.extra
+    facts = hf.FAMILIES.get(spec.family, hf.Family())
+    has_rope = facts.rope or ("position", "rope") in spec.extra
     lossless = [cell for cell in cells if cell[1].operator == "lossless"]
-    if has_rope:
+    if has_rope and not facts.rotary_dim:
         wider = [(f, cfg) for f, cfg, _ in lossless if cfg.heads == "wider"]
         cells += [(f, replace(cfg, rope="recompute"), "rope recompute") for f, cfg in wider]
-    if spec.family in ("bert", "roformer"):
+    if facts.head_activation and facts.eps:
         cells += [(f, replace(cfg, gauge="norm"), "gauge norm") for f, cfg, _ in lossless]
     cells += [
         (f, replace(cfg, noise_db=20.0), "noise 20 dB")
@@ -189,8 +189,8 @@ def table(rows: list[dict]) -> str:
         f"- bfloat16 is reported, not claimed: {span(bf16, 'max_rel_dlogit')}. The parents "
         f"themselves lose {span(bf16, 'parent_rounding')} to bfloat16 (their logits against those "
         f"of the same weights in float64).",
-        "- float64 cells of RMSNorm models compute transformers' RMSNorm in float64; as shipped it "
-        "rounds to float32 inside, which leaves about 1e-6 whatever the weights.",
+        "- float64 cells compute in float64 throughout; as shipped, transformers rounds norms, "
+        "softmax and RoPE to float32 inside, which leaves about 1e-6 whatever the weights.",
         "",
         *inexact_lines(rows),
         "",
@@ -217,6 +217,7 @@ INSTEAD = (  # a reason's beginning, and what is exact in its place
         "heads more; or wider with rope repeat (the default); or pad",
     ),
     ("RoPE's old", "heads more; or lossless with heads wider"),
+    ("heads wider: RoPE turns", "heads more, or pad"),
     ("method exact-srio needs", "lossless with a whole factor"),
     ("method exact-srio has", "pad"),
 )

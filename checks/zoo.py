@@ -11,12 +11,12 @@ import torch
 
 from growth import folder
 from models import hf, hf_folder
+from models.double import Float64
 from models.gpt import GPT, GPTConfig
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers reads it when first imported, below
 
 D, HEADS, FFN, VOCAB, CONTEXT = 32, 4, 40, 61, 32
-GROUPED = ("llama", "mistral", "qwen2")  # families with grouped-query attention
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class Model:
 def model(family: str, tied=True, bias=True, activation="gelu", **extra) -> Model:
     return Model(family, tied, bias, activation, tuple(extra.items()))
 
+
+GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0)
+GRANITE |= dict(attention_multiplier=0.2)
 
 MODELS = {
     "ours": model("ours"),
@@ -62,6 +65,24 @@ MODELS = {
     "Llama with biases": model("llama", False, True, "silu", attention_bias=True, mlp_bias=True),
     "Mistral": model("mistral", False, False, "silu"),
     "Qwen2": model("qwen2", True, True, "silu"),
+    "Qwen3": model("qwen3", True, False, "silu"),
+    "Gemma": model("gemma", True, False, "gelu_pytorch_tanh"),
+    "Gemma 2": model("gemma2", True, False, "gelu_pytorch_tanh", query_pre_attn_scalar=5),
+    "Gemma 3": model("gemma3_text", True, False, "gelu_pytorch_tanh", query_pre_attn_scalar=5),
+    "OLMo": model("olmo", False, False, "silu"),
+    "OLMo tied": model("olmo", True, False, "silu"),
+    "OLMo 2": model("olmo2", False, False, "silu"),
+    "Phi-3": model("phi3", False, False, "silu"),
+    "SmolLM3": model("smollm3", True, False, "silu", no_rope_layers=[1, 0]),
+    "Granite": model("granite", True, False, "silu", **GRANITE),
+    "Phi": model("phi", False, True, "gelu_new"),
+    "GPT-J": model("gptj", False, True, "gelu_new", rotary_dim=4),
+    "StarCoder2": model("starcoder2", True, True, "gelu_pytorch_tanh"),
+    "ModernBERT": model("modernbert", True, False, "gelu"),
+    "RoBERTa": model("roberta", max_position_embeddings=CONTEXT + 1),
+    "DistilBERT": model("distilbert"),
+    "Mixtral": model("mixtral", False, False, "silu", num_local_experts=3),
+    "Qwen3-MoE": model("qwen3_moe", False, False, "silu", num_experts=3, num_experts_per_tok=2),
     "GPT-NeoX": model("gpt_neox", tied=False, rotary_pct=0.5),
     "OPT": model("opt", activation="relu"),
     "OPT no bias": model("opt", bias=False, activation="relu", enable_bias=False),
@@ -97,18 +118,11 @@ def hugging_face(spec: Model) -> torch.nn.Module:
     sizes = {"hidden_size": D, "num_attention_heads": HEADS, family.ffn: FFN}
     sizes |= {key: D for key in (family.also_width,) if key}
     sizes |= {key: D // HEADS for key in (family.head_dim,) if key}
+    sizes |= {key: 24 for key in (family.expert_ffn,) if key}
     sizes |= {key: 2 for key in (family.kv,) if key}
-    config = AutoConfig.for_model(
-        spec.family,
-        vocab_size=VOCAB,
-        num_hidden_layers=2,
-        max_position_embeddings=CONTEXT,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-        tie_word_embeddings=spec.tied,
-        **(sizes | activation | spec.config),
-    )
+    sizes |= dict(vocab_size=VOCAB, num_hidden_layers=2, max_position_embeddings=CONTEXT)
+    sizes |= dict(bos_token_id=0, eos_token_id=0, pad_token_id=0, tie_word_embeddings=spec.tied)
+    config = AutoConfig.for_model(spec.family, **(sizes | activation | spec.config))
     net = hf_folder.model_class({}, config)(config)
     if not spec.tied and hasattr(net, "lm_head"):  # T5 ties until the two tensors differ
         net.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, D) * D**-0.5)
@@ -127,18 +141,8 @@ def shake(net: torch.nn.Module) -> torch.nn.Module:
 
 
 def logits(path: Path, source: hf_folder.Folder, dtype: torch.dtype) -> torch.Tensor:
-    """Logits of a saved folder in `dtype`; in float64 RMSNorm is computed in float64 too."""
-    cls = hf_folder.model_class(source.raw, source.family)
+    """Logits of a saved folder in `dtype`, of all that it computes if that is float64."""
+    cls = hf_folder.model_class(source.raw, source.config)
     net = cls.from_pretrained(path, dtype=dtype, local_files_only=True).eval()
-    if dtype == torch.float64:
-        for module in net.modules():
-            if type(module).__name__.endswith(("RMSNorm", "T5LayerNorm")):
-                module.forward = rms_norm.__get__(module)
-    with torch.no_grad():
+    with torch.no_grad(), Float64(net):
         return net(**folder.probe(source.config)).logits
-
-
-def rms_norm(self, x: torch.Tensor) -> torch.Tensor:
-    """transformers' formula without its casts to float32."""
-    eps = self.variance_epsilon
-    return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)

@@ -53,10 +53,10 @@ def R(plan: Plan) -> torch.Tensor:
 def check(plan: Plan) -> None:
     """Raises UserError where this operator has no exact form."""
     pad.check(plan)
-    if plan.arch.post_norm:
+    if plan.post_norm:
         raise UserError(
-            "method exact-srio needs a model whose norms read the stream (Pre-LN); this one is "
-            "Post-LN: use method lossless with a whole factor"
+            "method exact-srio needs a model whose norms all read the stream (Pre-LN); in this one "
+            "some write it: use method lossless with a whole factor"
         )
     if plan.arch.norm == "rmsnorm" and plan.tied:
         raise UserError(

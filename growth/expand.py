@@ -19,7 +19,7 @@ from models.axes import Spec
 
 ATTENTION, FFN, WRITERS = (
     ("q", "k", "v", "o", "relpos"),
-    ("up", "gate", "down", "dense"),
+    ("up", "gate", "down", "dense", "router"),
     ("o", "down"),
 )
 

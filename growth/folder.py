@@ -17,6 +17,7 @@ from growth.gauge import ConfigChange, gauge
 from growth.plan import GrowConfig, Plan
 from models import hf, hf_folder, rope
 from models.axes import Spec
+from models.double import Float64
 
 OPERATORS = {name: module.grow_tensor for name, module in exact.EXACT.items()} | {
     "srio": srio.grow_tensor,
@@ -72,6 +73,8 @@ def plan_folder(
             f"{', '.join(OPERATORS)} (learned operators need training data: run_ablations.py)"
         )
     source = hf_folder.open_folder(src, allow_pickle)
+    if cfg.operator in exact.EXACT and source.tied and not any_gain_before_head(source.specs):
+        source = hf_folder.untied(source)  # nothing else could keep the scale of the logits
     old = hf.sizes_of(source.config, source.family)
     new = wider(old, d_new, cfg)
     plan = Plan(
@@ -90,8 +93,12 @@ def plan_folder(
         raise UserError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
     if dtype:
         raw = {n: v for n, v in raw.items() if n != "torch_dtype"} | {"dtype": dtype}
-    layout = hf_folder.Layout(plan.specs, new)
+    layout = hf_folder.Layout(plan.specs, new, source.family)
     return Growth(source, plan, layout, raw, tuple(notes), DTYPES.get(dtype))
+
+
+def any_gain_before_head(specs: dict) -> bool:
+    return any(spec.before_head for spec in specs.values())
 
 
 def n_layer(specs: dict) -> int:
@@ -117,7 +124,8 @@ def wider(old: hf.Sizes, d_new: int, cfg: GrowConfig) -> hf.Sizes:
     else:
         kv_heads = n_head // group
     d_ff = scaled(old.d_ff, old, d_new, "FFN neurons")
-    return hf.Sizes(d_new, n_head, kv_heads, head_dim, d_ff)
+    expert_ffn = scaled(old.expert_ffn, old, d_new, "FFN neurons of an expert")
+    return hf.Sizes(d_new, n_head, kv_heads, head_dim, d_ff, expert_ffn)
 
 
 def scaled(n: int, old: hf.Sizes, d_new: int, what: str) -> int:
@@ -143,28 +151,19 @@ def new_config(source: hf_folder.Folder, plan: Plan, new: hf.Sizes, change: Conf
         notes.append(f"the norm's epsilon is fixed in code but should be x{change.eps:.4g}")
     if family.rope == "half" and change.rope_repeat > 1:
         parameters = rope.repeated(source.config, plan.arch.rotary[0], change.rope_repeat)
-        raw = with_rope(raw, parameters)
+        raw = rope.written(raw, parameters)
     if family.rope == "half" and change.theta_power != 1:
-        raw = with_rope(raw, rope.stretched(source.config, change.theta_power))
+        raw = rope.written(raw, rope.stretched(source.config, change.theta_power))
         notes.append("RoPE's old frequencies come from theta' and agree to float32 rounding")
     if plan.cfg.operator in exact.EXACT:
         notes += approximations(plan)
     return raw, notes
 
 
-def with_rope(raw: dict, parameters: dict) -> dict:
-    """Config with new rope_parameters; keys of older transformers versions leave or follow."""
-    raw = {n: v for n, v in raw.items() if n != "rope_scaling"} | {"rope_parameters": parameters}
-    for key in ("rope_theta", "rotary_emb_base"):
-        if key in raw:
-            raw[key] = parameters["rope_theta"]
-    return raw
-
-
 def approximations(plan: Plan) -> list[str]:
     """Which part of an exact method is not exact for this architecture."""
     arch, cfg, notes = plan.arch, plan.cfg, []
-    if cfg.operator == "pad" and arch.post_norm:
+    if cfg.operator == "pad" and plan.post_ln:
         notes.append(
             "Post-LN: mean padding is exact only for constant LayerNorm gains and without the MLM "
             "head; a whole factor with method lossless is exact"
@@ -300,7 +299,7 @@ def probe_logits(path: Path, source: hf_folder.Folder) -> torch.Tensor | None:
     kind = torch.float64 if double else torch.float32  # half precision: its weights' rounding only
     try:
         model = cls.from_pretrained(path, dtype=kind, local_files_only=True).eval()
-        with torch.no_grad():
+        with torch.no_grad(), Float64(model):
             output = model(**probe(source.config))
     except Exception as error:  # noqa: BLE001 - what a config may hold has no end
         raise UserError(f"{path}: transformers cannot run this model ({error!r})") from None

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 
 from growth.plan import Plan
+from models.axes import Spec
 
 HOMOGENEOUS = ("relu", "leaky_relu")  # f(s x) = s f(x) for s > 0
 
@@ -56,6 +57,13 @@ def score_scale(plan: Plan, copies: float = 1.0) -> float:
     """
     root = math.sqrt(head_growth(plan)) if plan.arch.scaled_attention else 1.0
     return math.sqrt(root / copies)
+
+
+def normed_share(plan: Plan, spec: Spec) -> float:
+    """Old over new size of what q_norm, or k_norm, norms together: a head or all heads."""
+    space = spec.axes[spec.out_dim] if plan.arch.qk_norm == "heads" else "head_dim"
+    old, new = plan.sizes[space]
+    return old / new
 
 
 def width_root(plan: Plan) -> float:

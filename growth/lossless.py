@@ -15,8 +15,10 @@ b/sqrt(2); the note prints b/2 there, which is off by sqrt(2) (tests/test_lossle
 Scales: residual and v 1/sqrt(k); q and k k^(-1/4) in wider heads and 1 in more heads (score_scale);
 FFN 1 before a curved activation, 1/sqrt(k) before a ReLU; a gate 1 and its `up` 1/sqrt(k), so that
 their product has 1/sqrt(k). Heads: "wider" repeats within each head; [x, x] over all of them would
-scramble heads. "more" repeats whole heads. Copies get equal gradients for ever; `noise_db` parts
-them: noise that sums to zero over the copies of each input, so the function stays exact.
+scramble heads. "more" repeats whole heads. Under q_norm and k_norm q and k are at the stream's
+scale, as their epsilon is, and the norms' gains carry k^(-1/4). Copies get equal gradients for
+ever; `noise_db` parts them: noise that sums to zero over the copies of each input, so the function
+stays exact.
 """
 
 import math
@@ -33,7 +35,7 @@ from models.rope import sinusoids
 def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
     w = plan.weights[spec.name]
     if spec.part == "rotary" and plan.cfg.rope == "recompute":
-        return sinusoids(w.shape[0], plan.sizes["rotary"][1]).to(w.dtype)
+        return sinusoids(w.shape[0], plan.sizes["head_dim"][1]).to(w.dtype)
     w = w * scale(plan, spec)  # before it is large
     for dim, space in enumerate(spec.axes):
         if space in plan.sizes:
@@ -65,7 +67,7 @@ def repeat_index(plan: Plan, space: str) -> torch.Tensor:
     if plan.cfg.heads == "more":
         if space in ("heads", "kv"):  # whole heads: [h1, h1, h2, h2]; groups of GQA stay together
             return new // hd // k * hd + new % hd
-        return new if space == "rotary" else new // k
+        return new if space == "head_dim" else new // k
     if space == "head":
         return new
     if space in ("heads", "kv") and plan.arch.rope == "pairs":  # [x1, x2, x1, x2, x3, x4, ...]
@@ -92,10 +94,11 @@ def ffn_scale(plan: Plan) -> float:
 def out_scale(plan: Plan, spec: Spec) -> float:
     """s of what this parameter produces."""
     k, arch, part = copies(plan), plan.arch, spec.part
-    if part == "norm":
-        is_final = spec.name.rsplit(".", 1)[0].endswith(arch.final_norm)
-        return head_norm_scale(plan) if is_final else stream_scale(plan)
-    if part in ("q", "k"):
+    if part == "norm" and spec.axes == ("residual",):
+        return head_norm_scale(plan) if spec.before_head else stream_scale(plan)
+    if arch.qk_norm and part in ("q", "k"):  # epsilon asks for this, the norm's gain gives the rest
+        return stream_scale(plan)
+    if part in ("q", "k", "norm"):
         return score_scale(plan, head_growth(plan))
     if part == "dense":  # BERT's MLM head
         return stream_scale(plan) if homogeneous(arch.head_activation) else 1.0
@@ -106,14 +109,18 @@ def out_scale(plan: Plan, spec: Spec) -> float:
         "v": 1 / math.sqrt(k),
         "up": ffn_scale(plan),
         "head": width_root(plan) if spec.in_space == "residual" and not plan.tied else 1.0,
-    }.get(part, 1.0)  # gate, head, relpos, rotary, pool, fixed
+    }.get(part, 1.0)  # gate, router, head, relpos, rotary, pool, fixed
 
 
 def in_scale(plan: Plan, spec: Spec, space: str) -> float:
     """s of what this parameter reads."""
+    if space == "residual" and not plan.arch.affine:
+        return 1.0  # straight from a norm without gains
     if space == "residual":
         return head_norm_scale(plan) if spec.part == "head" else stream_scale(plan)
-    return {"heads": 1 / math.sqrt(copies(plan)), "ffn": ffn_scale(plan)}.get(space, 1.0)
+    if space in ("ffn", "expert_ffn"):
+        return ffn_scale(plan)
+    return 1 / math.sqrt(copies(plan)) if space == "heads" else 1.0
 
 
 def scale(plan: Plan, spec: Spec) -> float:
@@ -146,5 +153,11 @@ def config_change(plan: Plan) -> ConfigChange:
 
 
 def check(plan: Plan) -> None:
-    """Raises UserError unless the width grows by a whole factor."""
-    copies(plan)
+    """Raises UserError unless the width, and with wider heads what RoPE turns, grows by a whole
+    factor."""
+    k, (old, new) = copies(plan), plan.arch.rotary
+    if plan.cfg.heads == "wider" and new != k * old:
+        raise UserError(
+            f"heads wider: RoPE turns {old} coordinates of a head and would turn {new}, not "
+            f"{k} x {old}, so the frequencies cannot be repeated; use heads more or method pad"
+        )

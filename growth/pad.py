@@ -7,9 +7,12 @@ mean it always did and leaves 0 on them; its variance shrinks by d_old / d_new:
 
 Writers' new rows are the mean of their old rows. Readers' new columns meet 0 and are free, and so
 are the rows of new heads and neurons, whose outgoing columns are 0: no two units need be alike.
-RMSNorm: the same with 0 in place of the mean. Wider heads: old coordinates first in each head, new
+RMSNorm: the same with 0 in place of the mean; so do norms that write the stream (Gemma 2, OLMo 2),
+gamma' = s gamma sqrt(d_old/d_new). Wider heads: old coordinates first in each head, new
 rows of k are 0, q and k grow by (hd_new/hd_old)^(1/4). RoPE's frequencies theta^(-2j/hd) stay where
-they were with theta' = theta^(hd_new/hd_old), so wider heads are exact under plain RoPE too.
+they were with theta' = theta^(hd_new/hd_old), so wider heads are exact under plain RoPE too. Under
+q_norm and k_norm new rows of q and k that the norm would count are 0 as well (wider heads; OLMo 2,
+which norms all heads together): exact, but nothing sets them moving in training.
 
 Post-LN (BERT): the norm writes the stream itself, y = gamma x^ + beta, and mean(y) depends on the
 input unless gamma is constant. We write mean(beta): exact for constant gamma, approximate otherwise
@@ -22,7 +25,7 @@ import torch
 
 from errors import UserError
 from growth.expand import expand
-from growth.gauge import ConfigChange, gauge, score_scale, width_root
+from growth.gauge import ConfigChange, gauge, normed_share, score_scale, width_root
 from growth.plan import Plan
 from models.axes import Spec
 
@@ -41,20 +44,33 @@ def pad(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
     if spec.writes_residual:
         fill_new_rows(wide, spec.out_dim, plan.d_old, plan.arch.norm == "layernorm")
         wide *= stream_scale(plan)
-    if spec.part == "head" and spec.in_space == "residual":
-        wide *= width_root(plan)
+    if spec.in_space == "residual":
+        wide *= read_scale(plan, spec)
     return arrange_heads(plan, spec, wide)
 
 
+def read_scale(plan: Plan, spec: Spec) -> float:
+    """What a reader takes on that no norm's gain does."""
+    s = width_root(plan) if spec.part == "head" else 1.0
+    if not plan.arch.affine:
+        return s * math.sqrt(plan.d_old / plan.d_new)
+    return s / stream_scale(plan) if spec.after is None else s
+
+
 def silence(plan: Plan, spec: Spec, wide: torch.Tensor) -> torch.Tensor:
-    """Old blocks first: zero what new heads and neurons send out, and new k rows of old heads."""
+    """Old blocks first: zero what new heads and neurons send out, new k rows of old heads, and new
+    rows of q and k that a norm would count."""
     if spec.part in ("q", "k"):
         old = wide.narrow(spec.out_dim, 0, plan.sizes[spec.axes[spec.out_dim]][0])
-        old *= score_scale(plan)
-        if spec.part == "k" and plan.cfg.heads == "wider":
+        share = normed_share(plan, spec) if plan.arch.qk_norm else 1.0
+        old *= (
+            math.sqrt(config_change(plan).eps / share) if plan.arch.qk_norm else score_scale(plan)
+        )
+        if share < 1 or (spec.part == "k" and plan.cfg.heads == "wider"):
             zero_from(wide, spec.out_dim, old.shape[spec.out_dim])
-    space = spec.in_space
-    silent = ("heads", "ffn", "pooled", *(("residual",) if plan.arch.post_norm else ()))
+    space, silent = spec.in_space, ["heads", "ffn", "expert_ffn", "pooled"]
+    if plan.post_ln or (plan.arch.norm == "layernorm" and plan.arch.affine and spec.after is None):
+        silent.append("residual")
     if space in silent and space in plan.sizes:
         zero_from(wide, spec.axes.index(space) if spec.out != 0 else 1, plan.sizes[space][0])
     return wide
@@ -73,22 +89,24 @@ def fill_new_rows(wide: torch.Tensor, dim: int, d_old: int, mean: bool) -> None:
 
 
 def pad_norm(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
-    is_final = spec.name.rsplit(".", 1)[0].endswith(plan.arch.final_norm)
-    writes = plan.arch.post_norm and not is_final
+    if spec.axes != ("residual",):  # q_norm, k_norm
+        old, new = plan.sizes[spec.axes[0]]
+        wide = torch.cat([w * (score_scale(plan) * math.sqrt(old / new)), w.new_ones(new - old)])
+        return arrange_heads(plan, spec, wide)
     if spec.is_bias:
-        new = w.mean() if writes else w.new_zeros(())
+        new = w.mean() if spec.writes_stream else w.new_zeros(())
     else:
         new = w.new_ones(())
     wide = torch.cat([w, new.expand(plan.d_new - plan.d_old)])
     if not spec.is_bias:
         wide *= math.sqrt(plan.d_old / plan.d_new)
-    if is_final and plan.tied:
+    if spec.before_head and plan.tied:
         wide *= width_root(plan) / stream_scale(plan)
-    return wide * stream_scale(plan) if writes else wide
+    return wide * stream_scale(plan) if spec.writes_stream else wide
 
 
 def stream_scale(plan: Plan) -> float:
-    if gauge(plan) == "norm" or plan.arch.post_norm:  # Post-LN: readers read the stream itself
+    if gauge(plan) == "norm" or plan.post_ln:
         return 1.0
     return math.sqrt(plan.d_new / plan.d_old)
 
@@ -98,7 +116,7 @@ def arrange_heads(plan: Plan, spec: Spec, wide: torch.Tensor) -> torch.Tensor:
     if plan.cfg.heads == "more":
         return wide
     for dim, space in enumerate(spec.axes):
-        if space in ("heads", "kv"):
+        if space in ("heads", "kv", "head_dim"):
             wide = wide.index_select(dim, head_order(plan, space))
     return wide
 
@@ -126,7 +144,7 @@ def slots(plan: Plan) -> torch.Tensor:
 def table_index(plan: Plan) -> torch.Tensor:
     """(hd_new,) columns of RoFormer's stored table [sines; cosines]: old frequencies first, then
     the same again (their keys are 0)."""
-    old, new = (hd // 2 for hd in plan.sizes["rotary"])
+    old, new = (hd // 2 for hd in plan.sizes["head_dim"])
     return torch.cat([torch.arange(new) % old, old + torch.arange(new) % old])
 
 
@@ -146,9 +164,9 @@ def check(plan: Plan) -> None:
             f"grow.attn {plan.cfg.attn!r} fills whole heads, but heads wider has none; use "
             f"heads more, or attn random or zero"
         )
-    rotary = plan.arch.rotary[1]
-    if plan.cfg.heads == "wider" and plan.arch.rope and rotary % 2:
-        raise UserError(
-            f"RoPE turns pairs, but heads of {plan.head_dim[1]} would rotate {rotary} coordinates, "
-            f"an odd number; choose another width or heads more"
-        )
+    for head_dim, rotary in zip(plan.head_dim, plan.arch.rotary, strict=True):
+        if plan.cfg.heads == "wider" and plan.arch.rope and rotary % 2:
+            raise UserError(
+                f"RoPE turns pairs, but heads of {head_dim} would rotate {rotary} coordinates, an "
+                f"odd number; choose another width or heads more"
+            )

@@ -10,6 +10,7 @@ them.
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -109,6 +110,16 @@ class Plan:
     @property
     def dtype(self) -> torch.dtype:
         return next(iter(self.weights.values())).dtype
+
+    @cached_property
+    def post_norm(self) -> bool:
+        """A norm writes the residual stream."""
+        return any(spec.writes_stream for spec in self.specs.values())
+
+    @property
+    def post_ln(self) -> bool:
+        """A LayerNorm does: the mean over the stream then depends on the input (BERT)."""
+        return self.post_norm and self.arch.norm == "layernorm"
 
     def size(self, space: str, tensor_size: int) -> tuple[int, int]:
         """(old, new) of an axis; spaces without a width (vocab, position) keep the tensor's."""

@@ -17,8 +17,8 @@ that no row reads writes the residual stream. A reader whose norm is not there r
 /name excepted). {a|b} stands for one row with each; equal braces take the same value in a row.
 
 Spaces: residual (D), heads (H K), kv (key/value heads of GQA), head (H: one entry per head), ffn
-(F), rotary (a stored table of K sines and cosines), pooled (D, a classifier's input), vocab,
-position, and the fixed ones no width touches.
+(F), expert_ffn (of Qwen3-MoE's experts), head_dim (K: q_norm, a stored table of sines), pooled (D,
+a classifier's input), vocab, position, expert, and the fixed ones no width touches.
 
 A new family is one table here and one row of facts in models/hf.py.
 """
@@ -30,8 +30,8 @@ from dataclasses import dataclass, replace
 from errors import UserError
 
 PARTS = (
-    "embed norm q k v o up gate down head relpos rotary dense pool fixed"
-).split()  # dense: the (D, D) layer before BERT's MLM norm; pool: the tanh layer of a classifier
+    "embed norm q k v o up gate down router head relpos rotary dense pool fixed"
+).split()  # dense: the (D, D) layer before BERT's MLM norm; pool: the hidden layer of a classifier
 
 GPT = """
 wte              embed     vocab -> residual
@@ -60,8 +60,8 @@ transformer.ln_f  norm     residual
 lm_head           head     vocab <- residual   after transformer.ln_f
 """
 
-# Post-LN: every norm writes the residual stream, so nothing is read "after" a norm.
-BERT = """
+# Post-LN: every norm writes the residual stream, so only the MLM head's decoder is "after" one.
+BERT_BODY = """
 in bert.embeddings
   word_embeddings            embed  vocab -> residual
   position_embeddings        embed  position -> residual
@@ -76,20 +76,75 @@ in bert.encoder.layer.*
   output.dense               down   residual <- ffn
   {attention.output|output}.LayerNorm  norm  residual
 bert.pooler.dense            pool   pooled <- residual
-{classifier|cls.seq_relationship}  head  class <- pooled
+"""
+
+BERT = (
+    BERT_BODY
+    + """
+cls.seq_relationship         head   class <- pooled
 in cls.predictions
   transform.dense            dense  residual <- residual
   transform.LayerNorm        norm   residual
   decoder                    head   vocab <- residual   after transform.LayerNorm
   bias                       fixed  vocab
 """
+)
 
 ROFORMER = (
     BERT.replace("bert.", "roformer.")
     + """
-roformer.encoder.embed_positions.weight  rotary  position -> rotary
+roformer.encoder.embed_positions.weight  rotary  position -> head_dim
 """
 )
+
+ROBERTA = (
+    BERT_BODY.replace("bert.", "roberta.")
+    + """
+in lm_head
+  dense                      dense  residual <- residual
+  layer_norm                 norm   residual
+  decoder                    head   vocab <- residual   after layer_norm
+  bias                       fixed  vocab
+in classifier
+  dense                      pool   pooled <- residual
+  out_proj                   head   class <- pooled
+"""
+)
+
+DISTILBERT = """
+in distilbert.embeddings
+  word_embeddings            embed  vocab -> residual
+  position_embeddings        embed  position -> residual
+  LayerNorm                  norm   residual
+in distilbert.transformer.layer.*
+  attention.{q|k|v}_lin      {q|k|v}  heads <- residual
+  attention.out_lin          o      residual <- heads
+  ffn.lin1                   up     ffn <- residual
+  ffn.lin2                   down   residual <- ffn
+  {sa|output}_layer_norm     norm   residual
+vocab_transform              dense  residual <- residual
+vocab_layer_norm             norm   residual
+vocab_projector              head   vocab <- residual   after vocab_layer_norm
+pre_classifier               pool   pooled <- residual
+"""
+
+# The first layer's attention has no norm: it reads what embeddings.norm writes.
+MODERNBERT = """
+in model.embeddings
+  tok_embeddings   embed    vocab -> residual
+  norm             norm     residual
+in model.layers.*
+  {attn|mlp}_norm  norm     residual
+  attn.Wqkv        q|k|v    heads <- residual      after attn_norm
+  attn.Wo          o        residual <- heads
+  mlp.Wi           gate|up  ffn <- residual        after mlp_norm
+  mlp.Wo           down     residual <- ffn
+model.final_norm   norm     residual
+head.dense         dense    residual <- residual   after model.final_norm
+head.norm          norm     residual
+decoder            head     vocab <- residual      after head.norm
+classifier         head     class <- residual      after head.norm
+"""
 
 # wi is the plain FFN; wi_0 (gate) and wi_1 are the gated one of T5 1.1 and mT5.
 T5 = """
@@ -112,7 +167,7 @@ in {encoder|decoder}.block.*.layer.{1|2}
 lm_head                           head     vocab <- residual   after decoder.final_layer_norm
 """
 
-# Qwen2 is Llama with biases on q, k and v; Llama may have biases everywhere.
+# Llama may have biases everywhere, Qwen2 has them on q, k and v; OLMo has no norm to name.
 LLAMA = """
 model.embed_tokens          embed  vocab -> residual
 in model.layers.*
@@ -125,7 +180,102 @@ in model.layers.*
   mlp.down_proj             down   residual <- ffn
 model.norm                  norm   residual
 lm_head                     head   vocab <- residual   after model.norm
+score                       head   class <- residual   after model.norm
 """
+
+HEAD_NORMS = """
+in model.layers.*
+  self_attn.{q|k}_norm      norm   head_dim
+"""
+
+QWEN3 = LLAMA + HEAD_NORMS
+
+# A norm on both sides of every block: post_attention_layernorm writes the stream here.
+GEMMA2 = (
+    LLAMA.replace("after post_attention_layernorm", "after pre_feedforward_layernorm")
+    + """
+in model.layers.*
+  {pre|post}_feedforward_layernorm  norm  residual
+"""
+)
+
+GEMMA3 = GEMMA2 + HEAD_NORMS
+
+# Gemma 2 without the norms that read: q, k, v, gate and up read the stream.
+OLMO2 = (
+    GEMMA2
+    + """
+in model.layers.*
+  self_attn.q_norm          norm   heads
+  self_attn.k_norm          norm   kv
+"""
+)
+
+PHI3 = (
+    LLAMA
+    + """
+in model.layers.*
+  self_attn.qkv_proj        q|k|v    heads|kv|kv <- residual   after input_layernorm
+  mlp.gate_up_proj          gate|up  ffn <- residual           after post_attention_layernorm
+"""
+)
+
+STARCODER2 = (
+    LLAMA
+    + """
+in model.layers.*
+  mlp.c_fc                  up     ffn <- residual     after post_attention_layernorm
+  mlp.c_proj                down   residual <- ffn
+"""
+)
+
+# Attention and FFN read the same norm.
+PHI = """
+model.embed_tokens          embed  vocab -> residual
+in model.layers.*
+  input_layernorm           norm   residual
+  self_attn.q_proj          q      heads <- residual   after input_layernorm
+  self_attn.{k|v}_proj      {k|v}  kv <- residual      after input_layernorm
+  self_attn.dense           o      residual <- heads
+  mlp.fc1                   up     ffn <- residual     after input_layernorm
+  mlp.fc2                   down   residual <- ffn
+model.final_layernorm       norm   residual
+lm_head                     head   vocab <- residual   after model.final_layernorm
+"""
+
+GPTJ = """
+transformer.wte             embed  vocab -> residual
+in transformer.h.*
+  ln_1                      norm   residual
+  attn.{q|k|v}_proj         {q|k|v}  heads <- residual   after ln_1
+  attn.out_proj             o      residual <- heads
+  mlp.fc_in                 up     ffn <- residual     after ln_1
+  mlp.fc_out                down   residual <- ffn
+transformer.ln_f            norm   residual
+lm_head                     head   vocab <- residual   after transformer.ln_f
+"""
+
+MIXTRAL = (
+    LLAMA
+    + """
+in model.layers.*
+  block_sparse_moe.gate          router  expert <- residual  after post_attention_layernorm
+  block_sparse_moe.experts.*.w1  gate    ffn <- residual     after post_attention_layernorm
+  block_sparse_moe.experts.*.w3  up      ffn <- residual     after post_attention_layernorm
+  block_sparse_moe.experts.*.w2  down    residual <- ffn
+"""
+)
+
+QWEN3_MOE = (
+    QWEN3
+    + """
+in model.layers.*
+  mlp.gate                 router  expert <- residual      after post_attention_layernorm
+  mlp.experts.*.gate_proj  gate    expert_ffn <- residual  after post_attention_layernorm
+  mlp.experts.*.up_proj    up      expert_ffn <- residual  after post_attention_layernorm
+  mlp.experts.*.down_proj  down    residual <- expert_ffn
+"""
+)
 
 GPT_NEOX = """
 gpt_neox.embed_in             embed  vocab -> residual
@@ -160,13 +310,37 @@ TABLES = {
     "gpt2": GPT2,
     "bert": BERT,
     "roformer": ROFORMER,
+    "roberta": ROBERTA,
+    "distilbert": DISTILBERT,
+    "modernbert": MODERNBERT,
     "t5": T5,
     "mt5": T5,
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
+    "qwen3": QWEN3,
+    "smollm3": LLAMA,
+    "granite": LLAMA,
+    "gemma": LLAMA,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "olmo": LLAMA,
+    "olmo2": OLMO2,
+    "phi3": PHI3,
+    "phi": PHI,
+    "gptj": GPTJ,
+    "starcoder2": STARCODER2,
+    "mixtral": MIXTRAL,
+    "qwen3_moe": QWEN3_MOE,
     "gpt_neox": GPT_NEOX,
     "opt": OPT,
+}
+
+HEADS = {  # what a class's own head reads, where the family's table does not say
+    "ForSequenceClassification": "classifier  head  class <- pooled",
+    "ForMultipleChoice": "classifier  head  class <- pooled",
+    "ForTokenClassification": "classifier  head  class <- residual",
+    "ForQuestionAnswering": "qa_outputs  head  class <- residual",
 }
 
 
@@ -176,7 +350,8 @@ class Arch:
     where growth changes the number."""
 
     norm: str = "layernorm"  # layernorm | rmsnorm
-    post_norm: bool = False  # the norm writes the residual stream (BERT) instead of reading it
+    affine: bool = True  # False: norms have no gains (OLMo)
+    qk_norm: str = ""  # the space whose entries of q, or k, are normed together: head_dim | heads
     eps_in_config: bool = True  # False: the norm's epsilon is fixed in code (OPT)
     activation: str = "gelu"  # of the FFN; with `gated`, of its gate
     gated: bool = False
@@ -184,8 +359,7 @@ class Arch:
     scaled_attention: bool = True  # scores divided by sqrt(head_dim); T5's are not
     rope: str = ""  # "" | half (Llama: pairs i, i + K/2) | pairs (RoFormer: pairs 2i, 2i + 1)
     rotary: tuple[int, int] = (0, 0)  # rotated coordinates of a head
-    final_norm: str = "ln_f"  # the norm the output head reads
-    scaled_head: bool = False  # logits divided by sqrt(d) (T5)
+    scaled_head: bool = False  # logits divided by sqrt(d) (T5; Gemma's tied head)
 
 
 @dataclass(frozen=True)
@@ -194,7 +368,8 @@ class Spec:
 
     part: one of PARTS; axes: space names; out: index of the output axis (None for a vector); layer:
     its number or None; after: the norm it reads; tensor: the stored tensor that it is, or is a part
-    of; alternates: with the other parts, once for every key head; writes_stream: a norm does.
+    of; alternates: with the other parts, once for every key head; writes_stream: a norm does;
+    before_head: a norm that the output head reads.
     """
 
     name: str
@@ -206,6 +381,7 @@ class Spec:
     tensor: str = ""
     alternates: bool = False
     writes_stream: bool = False
+    before_head: bool = False
 
     @property
     def is_bias(self) -> bool:
@@ -288,10 +464,10 @@ def spread(line: str) -> list[str]:
     return list(itertools.chain.from_iterable(rows))
 
 
-def specs(family: str, names, prefix: str = "") -> dict[str, Spec]:
+def specs(family: str, names, prefix: str = "", cls: str = "") -> dict[str, Spec]:
     """The Specs of every stored name, in the given order; a fused tensor has one for each part.
     `prefix` ("transformer."): names of a bare model without its head lack it, and are looked up
-    with it.
+    with it. `cls`: the model's class, whose end may be one of HEADS.
 
     Raises UserError for a family without a table, or for names that no row or two rows describe:
     an unknown parameter is never grown by guessing.
@@ -302,9 +478,11 @@ def specs(family: str, names, prefix: str = "") -> dict[str, Spec]:
             f"Add one in models/axes.py"
         )
     rows, found = parse(TABLES[family]), {}
+    heads = parse("\n".join(row for end, row in HEADS.items() if cls.endswith(end)))
     read = {row.after for row in rows}
+    before_head = {row.after for row in rows if row.axes == ("vocab", "residual") and row.out == 0}
     for name in names:
-        hits = matches(rows, name) or matches(rows, prefix + name)
+        hits = matches(rows, name) or matches(rows, prefix + name) or matches(heads, name)
         if len(hits) != 1:
             raise UserError(
                 f"parameter {name!r} has {len(hits)} rows in the axis table {family!r}; it needs "
@@ -325,6 +503,7 @@ def specs(family: str, names, prefix: str = "") -> dict[str, Spec]:
             name,
             ":" in row.part,
             row.part == "norm" and row.axes == ("residual",) and row.name not in read,
+            row.part == "norm" and row.name in before_head,
         )
         found |= {spec.name: spec for spec in split(whole)}
     return found

@@ -20,20 +20,25 @@ class Family:
     """
 
     ffn: str = "intermediate_size"
+    expert_ffn: str = ""
     eps: str = "layer_norm_eps"  # "" where the epsilon is fixed in code
     activation: str = "hidden_act"
-    final_norm: str = ""
+    head_activation: str = ""  # of the layer before the MLM norm; a key, or what is fixed in code
     kv: str = ""
     head_dim: str = ""
+    rotary_dim: str = ""  # rotated coordinates of a head, in number
     also_width: str = ""  # a second key that must equal the width
     norm: str = "layernorm"
-    post_norm: bool = False
+    affine: bool = True
+    qk_norm: str = ""
     gated: bool = False
     scaled_attention: bool = True
     rope: str = ""
+    unit_gain: bool = False  # a norm's gain is 1 + its weight
+    scaled_embed: bool = False  # embeddings are multiplied by sqrt(d)
 
 
-BERT = Family(post_norm=True, final_norm="predictions.transform.LayerNorm")
+BERT = Family(head_activation="hidden_act")
 T5 = Family(
     ffn="d_ff",
     eps="layer_norm_epsilon",
@@ -41,38 +46,63 @@ T5 = Family(
     head_dim="head_dim",
     norm="rmsnorm",
     scaled_attention=False,
-    final_norm="decoder.final_layer_norm",
 )
 LLAMA = Family(
     eps="rms_norm_eps",
     kv="num_key_value_heads",
     head_dim="head_dim",
-    final_norm="model.norm",
     norm="rmsnorm",
     gated=True,
     rope="half",
 )
+GEMMA = replace(LLAMA, unit_gain=True, scaled_embed=True)
+GEMMA2 = replace(GEMMA, activation="hidden_activation", scaled_attention=False)
 
 FAMILIES = {
-    "gpt2": Family(
-        ffn="n_inner",
-        eps="layer_norm_epsilon",
-        activation="activation_function",
-        final_norm="ln_f",
-    ),
+    "gpt2": Family(ffn="n_inner", eps="layer_norm_epsilon", activation="activation_function"),
     "bert": BERT,
     "roformer": replace(BERT, also_width="embedding_size", rope="pairs"),
+    "roberta": replace(BERT, head_activation="gelu"),
+    "distilbert": Family(
+        ffn="hidden_dim", eps="", activation="activation", head_activation="activation"
+    ),
+    "modernbert": Family(
+        eps="norm_eps",
+        activation="hidden_activation",
+        head_activation="classifier_activation",
+        gated=True,
+        rope="half",
+    ),
     "t5": T5,
     "mt5": T5,
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
-    "gpt_neox": Family(final_norm="final_layer_norm", rope="half"),
+    "qwen3": replace(LLAMA, qk_norm="head_dim"),
+    "smollm3": LLAMA,
+    "granite": replace(LLAMA, scaled_attention=False),  # by attention_multiplier, which stays
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,  # scaled by query_pre_attn_scalar, which stays
+    "gemma3_text": replace(GEMMA2, qk_norm="head_dim"),
+    "olmo": replace(LLAMA, eps="", norm="layernorm", affine=False),
+    "olmo2": replace(LLAMA, qk_norm="heads"),
+    "phi3": LLAMA,
+    "phi": Family(kv="num_key_value_heads", head_dim="head_dim", rope="half"),
+    "gptj": Family(
+        ffn="n_inner",
+        eps="layer_norm_epsilon",
+        activation="activation_function",
+        rotary_dim="rotary_dim",
+        rope="pairs",
+    ),
+    "starcoder2": replace(LLAMA, eps="norm_epsilon", norm="layernorm", gated=False),
+    "mixtral": LLAMA,
+    "qwen3_moe": replace(LLAMA, expert_ffn="moe_intermediate_size", qk_norm="head_dim"),
+    "gpt_neox": Family(rope="half"),
     "opt": Family(
         ffn="ffn_dim",
         eps="",
         activation="activation_function",
-        final_norm="decoder.final_layer_norm",
         also_width="word_embed_proj_dim",
     ),
 }
@@ -87,6 +117,7 @@ class Sizes:
     kv_heads: int
     head_dim: int
     d_ff: int
+    expert_ffn: int = 0
 
     @property
     def spaces(self) -> dict[str, int]:
@@ -98,7 +129,8 @@ class Sizes:
             "head": self.n_head,
             "ffn": self.d_ff,
             "pooled": self.d_model,
-            "rotary": self.head_dim,
+            "head_dim": self.head_dim,
+            "expert_ffn": self.expert_ffn,
         }
 
 
@@ -130,28 +162,37 @@ def sizes_of(config, family: Family) -> Sizes:
         (family.kv and getattr(config, family.kv)) or heads,
         (family.head_dim and getattr(config, family.head_dim, None)) or d // heads,
         getattr(config, family.ffn) or 4 * d,
+        getattr(config, family.expert_ffn) if family.expert_ffn else 0,
     )
 
 
 def arch_of(config, family: Family, old: Sizes, new: Sizes) -> Arch:
     """What the maths needs to know of this model (models/axes.py, Arch)."""
-    activation, part = getattr(config, family.activation), 1.0
-    if family.rope == "half":
-        part = config.rope_parameters.get("partial_rotary_factor", 1.0)
-    scaled = getattr(config, "scale_attn_weights", True) and family.scaled_attention
+    hidden = family.head_activation
     return Arch(
         norm=family.norm,
-        post_norm=family.post_norm,
+        affine=family.affine and getattr(config, "layer_norm_elementwise_affine", True),
+        qk_norm=family.qk_norm,
         eps_in_config=bool(family.eps),
-        activation=activation,
+        activation=getattr(config, family.activation),
         gated=family.gated or getattr(config, "is_gated_act", False),
-        head_activation=activation if family.post_norm else "",
-        scaled_attention=scaled,
+        head_activation=hidden and getattr(config, hidden, hidden),
+        scaled_attention=getattr(config, "scale_attn_weights", True) and family.scaled_attention,
         rope=family.rope,
-        rotary=(int(old.head_dim * part), int(new.head_dim * part)) if family.rope else (0, 0),
-        final_norm=family.final_norm,
-        scaled_head=getattr(config, "scale_decoder_outputs", False),
+        rotary=rotary(config, family, old.head_dim, new.head_dim) if family.rope else (0, 0),
+        scaled_head=getattr(config, "scale_decoder_outputs", False)
+        or (family.scaled_embed and config.tie_word_embeddings),
     )
+
+
+def rotary(config, family: Family, *head_dims: int) -> tuple[int, ...]:
+    """How many coordinates of a head RoPE turns, at each size of it."""
+    if family.rotary_dim:
+        return (getattr(config, family.rotary_dim),) * len(head_dims)
+    part = 1.0
+    if family.rope == "half":
+        part = config.rope_parameters.get("partial_rotary_factor", 1.0)
+    return tuple(int(head_dim * part) for head_dim in head_dims)
 
 
 def widened_config(raw: dict, config, family: Family, new: Sizes) -> dict:
@@ -161,6 +202,7 @@ def widened_config(raw: dict, config, family: Family, new: Sizes) -> dict:
         "hidden_size": new.d_model,
         "num_attention_heads": new.n_head,
         family.ffn: new.d_ff,
+        family.expert_ffn: new.expert_ffn,
         family.kv: new.kv_heads,
         family.head_dim: new.head_dim,
         family.also_width: new.d_model,

@@ -4,12 +4,14 @@ A folder is opened lazily: tensors come out of memory-mapped files one at a time
 names, the parts of a fused tensor each for itself, and a tied copy of another tensor not at all.
 """
 
+import copy
+import math
 import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -88,6 +90,7 @@ class Layout:
 
     specs: dict[str, Spec]
     sizes: hf.Sizes
+    family: hf.Family = hf.Family()
 
     @cached_property
     def parts(self) -> dict[str, list[Spec]]:
@@ -103,7 +106,8 @@ class Layout:
         return self.sizes.spaces[spec.axes[spec.out_dim]] if fused else tensor_rows
 
     def split(self, tensor: str, w: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A stored tensor's parameters by name."""
+        """A stored tensor's parameters by name, as the forward uses them (in float32 at least)."""
+        w = self.effective(self.parts[tensor][0], w)
         parts = self.parts[tensor]
         dim, groups = parts[0].out_dim, self.groups(parts[0])
         rows = [self.rows(spec, w.shape[dim]) // groups for spec in parts]
@@ -113,16 +117,29 @@ class Layout:
             for spec, piece in zip(parts, pieces, strict=True)
         }
 
+    def effective(self, spec: Spec, w: torch.Tensor, inverse: bool = False) -> torch.Tensor:
+        """1 + w for gains stored without their 1, w sqrt(d) for embeddings scaled so (Gemma)."""
+        sign = -1 if inverse else 1
+        if self.family.unit_gain and spec.part == "norm" and not spec.is_bias:
+            return upcast(w) + sign
+        if self.family.scaled_embed and spec.part == "embed":
+            return upcast(w) * math.sqrt(self.sizes.d_model) ** sign
+        return w
+
     def join(self, tensor: str, pieces: dict[str, torch.Tensor]) -> torch.Tensor:
         """The inverse of split."""
         parts = self.parts[tensor]
         dim, groups = parts[0].out_dim, self.groups(parts[0])
         grouped = [pieces[spec.name].unflatten(dim, (groups, -1)) for spec in parts]
-        return torch.cat(grouped, dim + 1).flatten(dim, dim + 1)
+        return self.effective(parts[0], torch.cat(grouped, dim + 1).flatten(dim, dim + 1), True)
 
     def groups(self, spec: Spec) -> int:
         """How often the parts of a tensor alternate."""
         return self.sizes.kv_heads if spec.alternates else 1
+
+
+def upcast(w: torch.Tensor) -> torch.Tensor:
+    return w if w.dtype == torch.float64 else w.float()
 
 
 class Parameters(Mapping):
@@ -160,11 +177,26 @@ def open_folder(path: Path, allow_pickle: bool = False) -> Folder:
     names = {current_name(n): (file, n) for n, file in files.items() if not BUFFERS.fullmatch(n)}
     stored, cls = Weights(names, read), model_class(raw, config)
     tied = drop_tied_copies(path, raw, config, cls, stored)
-    layout = Layout(specs(raw["model_type"], stored, prefix(cls)), hf.sizes_of(config, family))
+    found = specs(raw["model_type"], stored, prefix(cls), cls.__name__)
+    layout = Layout(found, hf.sizes_of(config, family), family)
     model = empty_model(path, cls, config)
     check_shapes(path, model, stored)
     check_complete(path, model, stored, tied)
     return Folder(path, raw, config, family, stored, Parameters(stored, layout), tied)
+
+
+def untied(folder: Folder) -> Folder:
+    """The same model with an output head of its own, equal to its embedding."""
+    cls, config = model_class(folder.raw, folder.config), copy.deepcopy(folder.config)
+    config.tie_word_embeddings = False
+    files = dict(folder.stored.files)
+    files |= {head: files[tied_names(cls)[head]] for head in heads(cls)}
+    stored = Weights(files, folder.stored.read)
+    found = specs(folder.raw["model_type"], stored, prefix(cls), cls.__name__)
+    layout = replace(folder.weights.layout, specs=found)
+    raw = folder.raw | {"tie_word_embeddings": False}
+    weights = Parameters(stored, layout)
+    return replace(folder, raw=raw, config=config, stored=stored, weights=weights, tied=False)
 
 
 def read_config(path: Path) -> dict:
@@ -299,6 +331,11 @@ def tied_names(cls: type) -> dict[str, str]:
     return dict(cls._tied_weights_keys or {})
 
 
+def heads(cls: type) -> list[str]:
+    """The output heads among the copies."""
+    return [n for n in tied_names(cls) if "embed_tokens" not in n and n.endswith("weight")]
+
+
 def prefix(cls: type) -> str:
     """What the names of a bare model, without its head, lack."""
     return f"{cls.base_model_prefix}."
@@ -311,19 +348,18 @@ def drop_tied_copies(path: Path, raw: dict, config, cls: type, weights: Weights)
     contradicts the weights is a UserError.
     """
     says_tied, pairs = getattr(config, "tie_word_embeddings", False), tied_names(cls)
-    heads = [copy for copy in pairs if "embed_tokens" not in copy and copy.endswith("weight")]
-    is_tied, t5 = says_tied and bool(heads), raw["model_type"] in ("t5", "mt5")
-    for copy, source in pairs.items():
+    is_tied, t5 = says_tied and bool(heads(cls)), raw["model_type"] in ("t5", "mt5")
+    for name, source in pairs.items():
         source = source if source in weights.files else source.removeprefix(prefix(cls))
-        if not says_tied or copy not in weights.files or source not in weights.files:
+        if not says_tied or name not in weights.files or source not in weights.files:
             continue
-        if torch.equal(weights[copy], weights[source]):
-            weights.forget(copy)
-        elif t5 and copy in heads:
+        if torch.equal(weights[name], weights[source]):
+            weights.forget(name)
+        elif t5 and name in heads(cls):
             is_tied = False
         else:
             raise UserError(
-                f"{path}: config.json ties {copy} to {source}, but the stored tensors differ; set "
+                f"{path}: config.json ties {name} to {source}, but the stored tensors differ; set "
                 f"tie_word_embeddings to false there, or remove the copy that is not meant"
             )
     return is_tied
@@ -331,7 +367,7 @@ def drop_tied_copies(path: Path, raw: dict, config, cls: type, weights: Weights)
 
 def check_shapes(path: Path, model: torch.nn.Module, weights: Weights) -> None:
     """Every stored tensor is a float of the shape that config.json implies."""
-    wanted = {name: p.shape for name, p in model.named_parameters(remove_duplicate=False)}
+    wanted = {name: p.shape for name, p in stored_form(model).items()}
     for name, shape in weights.shapes.items():
         if weights.dtypes[name] is None:
             raise UserError(f"{path}: {name} is no float tensor; growth needs a float checkpoint")
@@ -344,8 +380,8 @@ def check_shapes(path: Path, model: torch.nn.Module, weights: Weights) -> None:
 
 def check_complete(path: Path, model: torch.nn.Module, weights: Weights, tied: bool) -> None:
     """Every parameter of the model is stored, tied copies excepted."""
-    wanted = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    copies = {copy for copy in tied_names(type(model)) if tied or "embed_tokens" in copy}
+    wanted = stored_form(model).keys()
+    copies = {name for name in tied_names(type(model)) if tied or "embed_tokens" in name}
     present = {alias for name in weights for alias in aliases(name, model)}
     missing = sorted(wanted - present - copies)
     if missing:
@@ -355,6 +391,14 @@ def check_complete(path: Path, model: torch.nn.Module, weights: Weights, tied: b
             f"{path}: {len(missing)} parameters of {type(model).__name__} are not stored (first: "
             f"{missing[0]}){hint if is_head else ''}"
         )
+
+
+def stored_form(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A model's parameters as transformers stores them: stacked experts one by one."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    own = dict(model.named_parameters(remove_duplicate=False))
+    return {current_name(n): p for n, p in revert_weight_conversion(model, own).items()}
 
 
 def aliases(name: str, model: torch.nn.Module) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ import torch
 
 from errors import UserError
 
-STRETCHABLE = ("default", "linear", "llama3")  # each frequency is scaled by its own value alone
+STRETCHABLE = ("default", "linear", "llama3", "longrope")  # a scale for every frequency
 
 
 def repeated(config, dim_old: int, k: int) -> dict:
@@ -21,22 +21,35 @@ def repeated(config, dim_old: int, k: int) -> dict:
 
     Raises UserError for a rope_type whose frequencies depend on more than their own number.
     """
-    old, context = config.rope_parameters, config.max_position_embeddings
-    factors = wavelengths(old, dim_old).repeat_interleave(k).tolist()
-    return {
-        **{n: v for n, v in old.items() if n == "partial_rotary_factor"},
-        "rope_type": "longrope",
-        "rope_theta": 1.0,
-        "short_factor": factors,
-        "long_factor": factors,
-        "factor": 1.0,
-        "attention_factor": 1.0,
-        "original_max_position_embeddings": context,
-    }
+
+    def repeat(old: dict) -> dict:
+        known = {"factor": 1.0, "attention_factor": 1.0} | {
+            "original_max_position_embeddings": config.max_position_embeddings
+        }
+        kept = ("partial_rotary_factor", *(known if old.get("rope_type") == "longrope" else ()))
+        factors = {
+            name: wavelengths(old, dim_old, name).repeat_interleave(k).tolist()
+            for name in ("short_factor", "long_factor")
+        }
+        return (
+            known
+            | {n: v for n, v in old.items() if n in kept}
+            | {"rope_type": "longrope", "rope_theta": 1.0}
+            | factors
+        )
+
+    return each(config.rope_parameters, repeat)
 
 
-def wavelengths(parameters: dict, dim: int) -> torch.Tensor:
-    """(dim/2,) float32: 1 / frequency, computed as transformers does."""
+def each(parameters: dict, change) -> dict:
+    """change(..) of rope_parameters, or of those of every layer type (Gemma 3, ModernBERT)."""
+    if all(isinstance(value, dict) for value in parameters.values()):
+        return {kind: change(value) for kind, value in parameters.items()}
+    return change(parameters)
+
+
+def wavelengths(parameters: dict, dim: int, factor: str) -> torch.Tensor:
+    """(dim/2,) float32: 1 / frequency, computed as transformers does; `factor`: longrope's list."""
     kind = parameters.get("rope_type", "default")
     steps = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     plain = parameters["rope_theta"] ** steps
@@ -44,9 +57,8 @@ def wavelengths(parameters: dict, dim: int) -> torch.Tensor:
         return plain
     if kind == "linear":
         return plain * parameters["factor"]
-    short, long = parameters.get("short_factor"), parameters.get("long_factor")
-    if kind == "longrope" and short == long and parameters.get("attention_factor") == 1.0:
-        return torch.tensor(short, dtype=torch.float32) * plain  # grown before
+    if kind == "longrope":
+        return torch.tensor(parameters[factor], dtype=torch.float32) * plain
     raise UserError(
         f"rope_type {kind!r} with wider heads has no exact repeat; use --heads more, or "
         f"--rope recompute (approximate)"
@@ -61,10 +73,27 @@ def sinusoids(n_positions: int, dim: int) -> torch.Tensor:
 
 
 def stretched(config, power: float) -> dict:
-    """rope_parameters with theta ** power."""
-    old = config.rope_parameters
-    if old.get("rope_type", "default") not in STRETCHABLE:
-        raise UserError(
-            f"rope_type {old['rope_type']!r} cannot be stretched to wider heads; use --heads more"
-        )
-    return {**old, "rope_theta": old["rope_theta"] ** power}
+    """rope_parameters with theta ** power, and a factor of 1 for every new frequency."""
+
+    def stretch(old: dict) -> dict:
+        if old.get("rope_type", "default") not in STRETCHABLE:
+            raise UserError(
+                f"rope_type {old['rope_type']!r} cannot be stretched to wider heads; use "
+                f"--heads more"
+            )
+        new = {**old, "rope_theta": old["rope_theta"] ** power}
+        for name in {"short_factor", "long_factor"} & old.keys():
+            new[name] = old[name] + [1.0] * (round(len(old[name]) * power) - len(old[name]))
+        return new
+
+    return each(config.rope_parameters, stretch)
+
+
+def written(raw: dict, parameters: dict) -> dict:
+    """config.json with new rope_parameters; keys of older transformers versions leave or follow."""
+    old = ("rope_scaling", "rope_local_base_freq", "local_rope_theta", "global_rope_theta")
+    raw = {n: v for n, v in raw.items() if n not in old} | {"rope_parameters": parameters}
+    for key in ("rope_theta", "rotary_emb_base"):
+        if key in raw:
+            raw[key] = parameters.get("rope_theta", 1.0)
+    return raw

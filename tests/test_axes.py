@@ -21,14 +21,15 @@ def meta(spec: zoo.Model) -> torch.nn.Module:
 def test_tables_cover_every_parameter_and_its_shape(name):
     spec = zoo.MODELS[name]
     net = meta(spec)
-    found = specs(spec.family, net.state_dict(), hf_folder.prefix(type(net)))
+    stored = hf_folder.stored_form(net)
+    found = specs(spec.family, stored, hf_folder.prefix(type(net)))
     sizes = hf.sizes_of(net.config, hf.FAMILIES[spec.family])
     for tensor, parts in hf_folder.Layout(found, sizes).parts.items():
-        for dim, n in enumerate(net.state_dict()[tensor].shape):
+        for dim, n in enumerate(stored[tensor].shape):
             rows = parts if dim == parts[0].out_dim else parts[:1]
             widths = [(sizes.spaces | {"vocab": 61}).get(row.axes[dim]) for row in rows]
             assert None in widths or n == sum(widths), (tensor, dim)
-    assert {row.tensor for row in found.values()} == net.state_dict().keys()
+    assert {row.tensor for row in found.values()} == stored.keys()
     assert {"q", "k", "v", "o", "up", "down"} <= {row.part for row in found.values()}
     norms = {row.name.rsplit(".", 1)[0] for row in found.values() if row.part == "norm"}
     post = {row.name.rsplit(".", 1)[0] for row in found.values() if row.writes_stream}
