@@ -16,6 +16,7 @@ from growth.expand import combination
 from growth.plan import GrowConfig, Plan
 from growth.rewarm import shapes_before
 from models import convert
+from models.double import Float64
 from models.gpt import GPT, GPTConfig, count_parameters, flops_per_token
 from models.llama import from_llama_config, llama_name, to_llama
 from tests.grown import gap, model_of, plan, random_weights, tiny, tokens
@@ -153,9 +154,9 @@ def test_llama_and_ours_agree_both_ways(llama, tmp_path, monkeypatch):
     ours = model_of(ckpt.model, cfg)(ids)
 
     monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", float64_tables)
-    monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", zoo.rms_norm)
     theirs = modeling_llama.LlamaForCausalLM.from_pretrained(llama, dtype=torch.float64)
-    assert (ours - theirs(ids).logits).abs().max() < 1e-12 * ours.std()
+    with Float64(theirs):
+        assert (ours - theirs(ids).logits).abs().max() < 1e-12 * ours.std()
 
     convert.convert(convert.ConvertConfig("to-llama", tmp_path / "ours", tmp_path / "back"))
     before, after = (load_file(f / "model.safetensors") for f in (llama, tmp_path / "back"))
