@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import files
@@ -41,12 +42,20 @@ DONE_FIELDS = {
     "flops": dict,
     "curve": dict,
 }
-DONE_NUMBERS = (
-    *("metrics.train_loss", "metrics.val_loss", "metrics.val_loss_start"),
-    *("tokens.parent", "tokens.operator", "tokens.stage", "tokens.total"),
-    *("flops.parent", "flops.operator", "flops.stage", "flops.total"),
-    *("wall_s", "tokens_per_s"),
-)
+# What names files, folders and table cells: no separators, no blanks, no leading dot or dash.
+NAME = re.compile(r"\w[\w.,:=@+-]{0,149}")
+NAMES = ("preset", "variant", "stage", "run_id")
+MAX_SEED, MAX_STAGE = 10**6, 1000
+LOSS, TOKENS, FLOPS = (0, 1e4), (0, 1e18), (0, 1e30)  # nats/token; wider than any real run
+DONE_NUMBERS = {  # where a finished row holds a number, and its range
+    **dict.fromkeys(("metrics.train_loss", "metrics.val_loss", "metrics.val_loss_start"), LOSS),
+    **{f"tokens.{part}": TOKENS for part in ("parent", "operator", "stage", "total")},
+    **{f"flops.{part}": FLOPS for part in ("parent", "operator", "stage", "total")},
+    "params": (1, 1e15),
+    "d_model": (1, 1e7),
+    "wall_s": (0, 1e9),
+    "tokens_per_s": (0, 1e12),
+}
 CURVE = (("tokens", "train"), ("val_tokens", "val"))
 
 # Settings that define the measurement: equal for all rows of a stage (matched by their last name).
@@ -120,6 +129,8 @@ def read_row(file: Path) -> dict:
     """One whole, well-formed row; a UserError that names the file otherwise."""
     row = files.read_json(file, remedy="delete it and rerun its run")
     problem = _problem(row)
+    if not problem and file.stem != row["run_id"]:
+        problem = f"this is the row of {row['run_id']}"
     if problem:
         raise UserError(f"{file}: {problem}; delete it and rerun its run")
     return row
@@ -132,9 +143,15 @@ def _problem(row: dict) -> str | None:
         return problem
     if row["schema"] != 1:
         return f"schema is {row['schema']}, this program reads 1"
-    for name in ("preset", "variant", "stage"):  # they become file names and table cells
-        if not re.fullmatch(r"\w[\w.,:=@+-]{0,127}", str(row[name])):
-            return f"{name} {str(row[name])[:40]!r} must be 1 to 128 letters, digits or .,:=@+-_"
+    for name in NAMES:
+        if not NAME.fullmatch(str(row[name])):
+            return f"{name} {str(row[name])[:40]!r} must be 1 to 150 letters, digits or .,:=@+-_"
+    for name, most in (("seed", MAX_SEED), ("stage", MAX_STAGE)):
+        if isinstance(row[name], int) and not 0 <= row[name] <= most:
+            return f"{name} is {str(row[name])[:40]}; it must be in 0..{most}"
+    run = f"{row['variant']}-s{row['seed']}"  # in a chain, with -g and the stage
+    if row["run_id"] not in (run, f"{run}-g{row['stage']}"):
+        return f"run_id {row['run_id']!r} is not that of {row_name(row)}, e.g. {run}"
     if row["status"] not in STATUSES:
         return f"status is {row['status']!r}, allowed: {', '.join(STATUSES)}"
     if row["parent"] is not None and not isinstance(row["parent"].get("hash"), str):
@@ -156,13 +173,21 @@ def _problem_when_done(row: dict) -> str | None:
     problem = _wrong_type(row, DONE_FIELDS)
     if problem:
         return problem
-    for path in DONE_NUMBERS:
-        if not math.isfinite(number(row, path)):
-            return f"{path} must be a finite number in a row with status 'done'"
-    for x, y in CURVE:
-        xs, ys = row["curve"].get(x), row["curve"].get(y)
-        if not (_all_finite(xs) and _all_finite(ys) and len(xs) == len(ys)):
-            return f"curve.{x} and curve.{y} must be lists of finite numbers of equal length"
+    for path, (low, high) in DONE_NUMBERS.items():
+        if not low <= number(row, path) <= high:  # NaN where there is no number
+            return f"{path} must be a number in {low:g}..{high:g} in a row with status 'done'"
+    return next(filter(None, (_curve_problem(row["curve"], x, y) for x, y in CURVE)), None)
+
+
+def _curve_problem(curve: dict, x: str, y: str) -> str | None:
+    xs, ys = curve.get(x), curve.get(y)
+    if not (_all_in(xs, *TOKENS) and _all_in(ys, *LOSS) and len(xs) == len(ys) > 0):
+        return (
+            f"curve.{x} and curve.{y} must be lists of equal length >= 1: tokens in "
+            f"0..{TOKENS[1]:g}, losses in 0..{LOSS[1]:g}"
+        )
+    if any(a >= b for a, b in pairwise(xs)):
+        return f"curve.{x} must rise from each point to the next"
     return None
 
 
@@ -172,8 +197,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float)
 
 
-def _all_finite(values: object) -> bool:
-    return isinstance(values, list) and all(_is_number(v) and math.isfinite(v) for v in values)
+def _all_in(values: object, low: float, high: float) -> bool:
+    return isinstance(values, list) and all(_is_number(v) and low <= v <= high for v in values)
 
 
 # ---- comparability -----------------------------------------------------------------------------

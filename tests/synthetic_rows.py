@@ -34,7 +34,7 @@ def row(variant: str, seed: int = 0, stage: int = 2, offset: float | None = None
     parent |= {"train_loss": 3.05, "tokens": 7_000_000, "flops": 1e13}
     return {
         "schema": 1, "preset": "tiny", "variant": variant, "seed": seed, "stage": stage,
-        "run_id": f"{variant}-s{seed}-{stage}", "status": "done", "reason": None,
+        "run_id": f"{variant}-s{seed}-g{stage}", "status": "done", "reason": None,
         "command": "python run_ablations.py --local --preset tiny",
         "commit": "0" * 40, "dirty": False,
         "config": {
@@ -82,6 +82,6 @@ def write(rows: list[dict], folder: Path) -> Path:
     """Write rows as files below folder/rows; returns the folder."""
     (folder / "rows").mkdir(parents=True, exist_ok=True)
     for one in rows:
-        name = f"{one['variant']}-s{one['seed']}-{one['stage']}.json"
+        name = f"{one['variant']}-s{one['seed']}-g{one['stage']}.json"
         (folder / "rows" / name).write_text(json.dumps(one))
     return folder

@@ -264,7 +264,7 @@ def _chain():
     """Two stages; in the second each variant grows from its own first-stage result."""
     rows = grid(("nrio", "srio"), range(2), stage=2)
     for one in grid(("nrio", "srio"), range(2), stage=3):
-        one["parent"] |= {"run_id": f"{one['variant']}-s{one['seed']}-2", "hash": one["variant"]}
+        one["parent"] |= {"run_id": f"{one['variant']}-s{one['seed']}-g2", "hash": one["variant"]}
         rows.append(one)
     return rows
 
@@ -320,9 +320,9 @@ def test_malformed_file_is_refused_by_name(tmp_path, text):
 
 def test_half_written_row_is_refused_by_name(tmp_path):
     write(grid(("nrio",)), tmp_path)
-    file = tmp_path / "rows" / "nrio-s1-2.json"
+    file = tmp_path / "rows" / "nrio-s1-g2.json"
     file.write_text(file.read_text()[:-200])
-    with pytest.raises(UserError, match="nrio-s1-2.json"):
+    with pytest.raises(UserError, match="nrio-s1-g2.json"):
         load_rows(tmp_path)
 
 
@@ -344,11 +344,11 @@ def test_missing_or_mistyped_field_is_refused(tmp_path, field):
         else:
             one[field] = value
         write([one | {"variant": "nrio", "seed": 0, "stage": 2}], tmp_path)
-        (tmp_path / "rows" / "nrio-s0-2.json").write_text(json.dumps(one))
+        (tmp_path / "rows" / "nrio-s0-g2.json").write_text(json.dumps(one))
         if field in optional:
             load_rows(tmp_path)
         else:
-            with pytest.raises(UserError, match="nrio-s0-2.json"):
+            with pytest.raises(UserError, match="nrio-s0-g2.json"):
                 load_rows(tmp_path)
 
 
@@ -367,14 +367,65 @@ def test_missing_or_mistyped_field_is_refused(tmp_path, field):
         ("curve.val", "abc"),
         ("flops.total", "many"),
         ("parent.hash", 3),
+        # names that would be paths, or of another run
+        ("run_id", "../../../X"),
+        ("run_id", "nrio-s0/../../x"),
+        ("run_id", "nrio-s1-g2"),
+        ("run_id", "srio-s0-g2"),
+        ("run_id", "nrio-s0-g3"),
+        ("preset", "tiny;touch Y"),
+        ("preset", ".."),
+        ("variant", "nrio\n"),
+        # numbers that cannot be
+        ("seed", -1),
+        ("seed", 10**30),
+        ("stage", -2),
+        ("params", 0),
+        ("d_model", -96),
+        ("metrics.val_loss", -0.1),
+        ("metrics.val_loss_start", 1e300),
+        ("tokens.stage", -1),
+        ("tokens.total", 1e300),
+        ("flops.total", -1e13),
+        ("flops.operator", 1e300),
+        ("wall_s", -1.0),
+        ("tokens_per_s", 1e300),
+        ("curve.val_tokens", [0.0] * 13),
+        ("curve.tokens", [12.0 - i for i in range(12)]),
+        ("curve.val", [-1.0] * 13),
+        ("curve.val", [1e300] * 13),
+        ("curve.train", []),
     ],
 )
 def test_bad_value_is_refused(tmp_path, path, value):
     one = row("nrio")
     _change(one, path, value)
     (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "x.json").write_text(json.dumps(one))
-    with pytest.raises(UserError, match="x.json"):
+    (tmp_path / "rows" / "nrio-s0-g2.json").write_text(json.dumps(one))
+    named = "NaN" if value != value else path.split(".")[0]  # JSON has no NaN
+    with pytest.raises(UserError, match=f"nrio-s0-g2.json.*{named}"):
+        load_rows(tmp_path)
+
+
+def test_the_right_values_at_the_edges_are_read(tmp_path):
+    one = row("nrio") | {"run_id": "nrio-s0", "wall_s": 0, "tokens_per_s": 0}
+    one["curve"] |= {"tokens": [1], "train": [0.0], "val_tokens": [0], "val": [9_999]}
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "nrio-s0.json").write_text(json.dumps(one))
+    assert load_rows(tmp_path) == [one]
+
+
+def test_an_empty_curve_is_refused(tmp_path):
+    one = row("nrio")
+    one["curve"] = dict.fromkeys(one["curve"], [])
+    with pytest.raises(UserError, match="curve.tokens .* length >= 1"):
+        load_rows(write([one], tmp_path))
+
+
+def test_a_row_under_another_name_is_refused(tmp_path):
+    write(grid(("nrio",), [0]), tmp_path)
+    (tmp_path / "rows" / "nrio-s0-g2.json").rename(tmp_path / "rows" / "srio-s0-g2.json")
+    with pytest.raises(UserError, match="srio-s0-g2.json: this is the row of nrio-s0-g2"):
         load_rows(tmp_path)
 
 
@@ -387,8 +438,9 @@ def test_diverged_row_may_lack_its_numbers(tmp_path):
 
 def test_duplicate_row_is_refused(tmp_path):
     write(grid(("nrio",), [0]), tmp_path)
-    (tmp_path / "rows" / "copy.json").write_text(json.dumps(row("nrio")))
-    with pytest.raises(UserError, match="copy.json.*nrio-s0-2.json"):
+    again = json.dumps(row("nrio") | {"run_id": "nrio-s0"})
+    (tmp_path / "rows" / "nrio-s0.json").write_text(again)
+    with pytest.raises(UserError, match="nrio-s0-g2.json and nrio-s0.json both hold"):
         load_rows(tmp_path)
 
 
