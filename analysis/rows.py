@@ -96,7 +96,20 @@ def row_path(out: str | Path, run_id: str) -> Path:
 
 
 def write_row(path: Path, row: dict) -> None:
-    files.write_json(path, row)
+    """Whole or not at all; ValueError where it holds a NaN or an infinity."""
+    files.write_text(path, row_text(row) + "\n")
+
+
+def row_text(value: object, indent: str = "") -> str:
+    """JSON with a field per line and an array of numbers on one, so that a diff can be read."""
+    inner = indent + " "
+    if isinstance(value, dict) and value:
+        lines = [f"{inner}{json.dumps(key)}: {row_text(v, inner)}" for key, v in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(v, dict) for v in value):
+        lines = [f"{inner}{row_text(v, inner)}" for v in value]
+        return "[\n" + ",\n".join(lines) + f"\n{indent}]"
+    return json.dumps(value, allow_nan=False)
 
 
 def row_name(row: dict) -> str:

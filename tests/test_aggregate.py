@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from analysis import aggregate
+from analysis import rows as rows_module
 from analysis.aggregate import load_rows, markdown, print_table, table, tokens_to_reach, write_table
 from analysis.claims import CLAIMS, claims, verdict
 from analysis.paired import contrast, estimate
@@ -584,3 +585,21 @@ def test_larger_operators_that_tie_do_not_beat_the_small_one():
     assert verdict(better, +1, 0.01) == "not reproduced"
     assert verdict(wide, +1, 0.01) == "inconclusive"
     assert verdict(estimate(dict.fromkeys(range(5), 0.0)), +1) == "identical by construction"
+
+
+def test_a_row_is_written_with_a_field_or_an_array_per_line(tmp_path):
+    one = row("nrio") | {"lineage": [{"stage": 0, "d_model": 64}, {"stage": 1, "growth": {}}]}
+    path = rows_module.row_path(tmp_path, one["run_id"])
+    rows_module.write_row(path, one)
+    lines = path.read_text().splitlines()
+    assert json.loads(path.read_text()) == one and list(json.loads(path.read_text())) == list(one)
+    assert '  "val": ' + json.dumps(one["curve"]["val"]) in lines and ' "lineage": [' in lines
+    assert '   "stage": 0,' in lines and max(len(line.split(": ")) for line in lines) == 2
+    with pytest.raises(ValueError, match="JSON compliant"):
+        rows_module.write_row(path, one | {"wall_s": float("nan")})
+    assert json.loads(path.read_text()) == one
+
+
+def test_committed_rows_are_as_they_would_be_written():
+    for path in sorted((ROOT / "results").glob("*/rows/*.json")):
+        assert path.read_text() == rows_module.row_text(rows_module.read_row(path)) + "\n", path
