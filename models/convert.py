@@ -3,6 +3,7 @@
 python -m models.convert to-gpt2 CHECKPOINT OUT [--tokenizer tokenizer.json]     # or to-llama
 python -m models.convert from-gpt2 FOLDER OUT
 python -m models.convert from-llama FOLDER OUT [--context 256]                   # Mistral too
+python -m models.convert from-nanogpt ckpt.pt OUT [--vocab-size 50257]
 """
 
 import json
@@ -17,22 +18,26 @@ import tyro
 
 import checkpoint
 import files
+from data.tokenizers import EOT_TEXT, bpe, read_definition
 from errors import UserError, exit_on_user_error, read_command_line
 from models import hf_folder
 from models.gpt import GPT
-from models.hf import from_gpt2, to_gpt2
+from models.gpt2 import from_gpt2, from_nanogpt, to_gpt2
 from models.llama import from_llama, to_llama
 
 
 @dataclass(frozen=True)
 class ConvertConfig:
-    """Convert between our checkpoints and Hugging Face GPT-2 or Llama folders."""
+    """Convert between our checkpoints and Hugging Face GPT-2 or Llama folders or nanoGPT's."""
 
-    direction: tyro.conf.Positional[Literal["to-gpt2", "from-gpt2", "to-llama", "from-llama"]]
+    direction: tyro.conf.Positional[
+        Literal["to-gpt2", "from-gpt2", "to-llama", "from-llama", "from-nanogpt"]
+    ]
     source: tyro.conf.Positional[Path]
     out: tyro.conf.Positional[Path]
     tokenizer: Path | None = None  # to-*: a tokenizer.json to put beside the weights
     context: int = 0  # from-llama: positions of ours, the length it trains on; 0: the folder's
+    vocab_size: int = 0  # from-nanogpt: rows to keep of a padded vocabulary; 0: all
     force: bool = False
 
 
@@ -40,6 +45,8 @@ def convert(cfg: ConvertConfig) -> None:
     """Write `cfg.out`; refuses an existing folder without force."""
     if cfg.direction in ("to-gpt2", "to-llama"):
         return convert_to(cfg, to_gpt2 if cfg.direction == "to-gpt2" else to_llama)
+    if cfg.direction == "from-nanogpt":
+        return convert_nanogpt(cfg)
     weights, meta = read_folder(cfg.source, cfg.direction.removeprefix("from-"), cfg.context)
     checkpoint.save(cfg.out, weights, meta, force=cfg.force)
 
@@ -49,13 +56,37 @@ def convert_to(cfg: ConvertConfig, to) -> None:
     weights, raw = to(ckpt.model, checkpoint.model_config(ckpt))
     dtype = next(iter(weights.values())).dtype
     raw["dtype"] = str(dtype).removeprefix("torch.")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if cfg.tokenizer and (eot := end_of_text(cfg.tokenizer, raw["vocab_size"])) is not None:
+        raw |= {"bos_token_id": eot, "eos_token_id": eot}
+        settings |= {"bos_token": EOT_TEXT, "eos_token": EOT_TEXT}
     with hf_folder.new_folder(cfg.out, cfg.force) as tmp:
         hf_folder.write_weights(tmp, {n: t.nbytes for n, t in weights.items()}, weights.get)
         files.write_json(tmp / "config.json", raw)
         if cfg.tokenizer:
             shutil.copyfile(cfg.tokenizer, tmp / "tokenizer.json")
-            settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
             (tmp / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def end_of_text(tokenizer: Path, vocab_size: int) -> int | None:
+    """The id that ends a document in this tokenizer.json; None where it has no such piece."""
+    known = bpe(read_definition(tokenizer))
+    if known.vocab_size > vocab_size:
+        raise UserError(
+            f"{tokenizer} has {known.vocab_size:,} entries, but the model's vocabulary is "
+            f"{vocab_size:,}; pass the tokenizer that the model was trained with"
+        )
+    return known.eot
+
+
+def convert_nanogpt(cfg: ConvertConfig) -> None:
+    weights, ours = from_nanogpt(hf_folder.load_pickle(cfg.source), cfg.vocab_size)
+    with torch.device("meta"):
+        checkpoint.check_weights(GPT(ours, seed=None).state_dict(), weights, str(cfg.source))
+    digest = checkpoint.hash_file(cfg.source)
+    source = {"name": cfg.source.name, "sha256": digest, "licence": "not stated"}
+    meta = {"config": ours.as_dict(), "step": 0, "source": source}
+    checkpoint.save(cfg.out, weights, meta, force=cfg.force)
 
 
 def read_folder(path: Path, kind: str = "", context: int = 0) -> tuple[dict, dict]:

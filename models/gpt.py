@@ -32,7 +32,7 @@ class GPTConfig:
     norm: str = "layernorm"  # layernorm | rmsnorm
     norm_eps: float = 1e-5
     bias: bool = True
-    activation: str = "gelu"  # gelu (tanh form, as GPT-2) | relu | swiglu
+    activation: str = "gelu"  # gelu (tanh form, as GPT-2) | gelu-erf (nanoGPT) | relu | swiglu
     position: str = "learned"  # learned | rope
     rope_theta: float = 10000.0
     rope_repeat: int = 1  # each frequency stands this often in a row: exact k-fold wider heads
@@ -46,7 +46,7 @@ class GPTConfig:
             object.__setattr__(self, "n_kv_head", 0)  # one model, one config
         choices = {
             "norm": ("layernorm", "rmsnorm"),
-            "activation": ("gelu", "relu", "swiglu"),
+            "activation": ("gelu", "gelu-erf", "relu", "swiglu"),
             "position": ("learned", "rope"),
         }
         for name, allowed in choices.items():
@@ -175,6 +175,8 @@ class MLP(nn.Module):
             h_btf = F.silu(self.gate(x_btd)) * h_btf
         elif self.activation == "gelu":
             h_btf = F.gelu(h_btf, approximate="tanh")
+        elif self.activation == "gelu-erf":
+            h_btf = F.gelu(h_btf)
         else:
             h_btf = F.relu(h_btf)
         return self.down(h_btf)

@@ -291,6 +291,17 @@ class open_safetensors:
         return self.open(file).get_tensor(name)
 
 
+def load_pickle(path: Path) -> dict:
+    """A dict of tensors and plain values; whatever would run code is refused, unread."""
+    try:
+        state = torch.load(path, "cpu", weights_only=True, mmap=True)
+    except Exception as error:  # noqa: BLE001 - unpickling fails in many ways
+        raise UserError(f"{path} cannot be read as weights ({error})") from None
+    if not isinstance(state, dict):
+        raise UserError(f"{path} cannot be read as weights: it holds a {type(state).__name__}")
+    return state
+
+
 class open_pickles(open_safetensors):
     """The same for .bin files, read with weights_only and memory-mapped; they stay open."""
 
@@ -300,10 +311,7 @@ class open_pickles(open_safetensors):
 
     def open(self, file: str) -> dict[str, torch.Tensor]:
         if file not in self.opened:
-            try:
-                state = torch.load(self.path / file, "cpu", weights_only=True, mmap=True)
-            except Exception as error:  # noqa: BLE001 - unpickling fails in many ways
-                raise UserError(f"{self.path / file} cannot be read as weights ({error})") from None
+            state = load_pickle(self.path / file)
             if not all(isinstance(t, torch.Tensor) for t in state.values()):
                 raise UserError(f"{self.path / file} holds more than tensors")
             self.opened[file] = state

@@ -12,7 +12,7 @@ from checks import exactness, zoo
 from errors import UserError
 from growth import folder, gauge, lossless, pad
 from growth.plan import GrowConfig
-from models import convert, hf, hf_folder, rope
+from models import convert, gpt2, hf, hf_folder, rope
 from models.double import Float64
 from models.gpt import GPT, GPTConfig
 
@@ -319,7 +319,7 @@ def test_tanh_gelu_is_not_erf_gelu(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     ours = zoo.shake(GPT(OURS, 0).double())
-    weights, raw = hf.to_gpt2(ours.state_dict(), OURS)
+    weights, raw = gpt2.to_gpt2(ours.state_dict(), OURS)
     ids = torch.arange(16)[None]
     for activation, same in (("gelu_new", True), ("gelu", False)):
         net = GPT2LMHeadModel(GPT2Config(**raw | {"activation_function": activation})).double()
@@ -331,9 +331,9 @@ def test_tanh_gelu_is_not_erf_gelu(tmp_path):
 
 def test_what_gpt2_lacks_is_refused():
     with pytest.raises(UserError, match="rmsnorm"):
-        hf.to_gpt2({}, replace(OURS, norm="rmsnorm"))
+        gpt2.to_gpt2({}, replace(OURS, norm="rmsnorm"))
     with pytest.raises(UserError, match="swiglu"):
-        hf.to_gpt2({}, replace(OURS, activation="swiglu"))
+        gpt2.to_gpt2({}, replace(OURS, activation="swiglu"))
 
 
 def test_exported_folder_generates_text(tmp_path):
