@@ -30,6 +30,7 @@ class Variant:
     gate: bool = False
     budget: str = "tokens"  # tokens: the stage's; flops: the parent's FLOPs are spent here too
     optimizer: str = "reset"
+    continues: bool = False  # the parent trained on, not grown; flops: of the grown stage
 
 
 def grown(line: str, source: str, operator: str = "srio", *, gate=False, optimizer="reset", **grow):
@@ -79,6 +80,13 @@ VARIANTS = {
         "RMS-keeping copy, new coordinates re-warmed alone", "comparison", "sparkling",
         optimizer="asymmetric",
     ),
+    # what growing must beat at once: the parent itself
+    "parent-continued": Variant(
+        "the ungrown parent trained on, the stage's tokens", "comparison", continues=True
+    ),
+    "parent-continued-flops": Variant(
+        "the same, the grown stage's FLOPs", "comparison", budget="flops", continues=True
+    ),
     # Adam's state at growth
     "nrio-transfer": grown("NRIO, Adam state carried over", "ours", "nrio", optimizer="transfer"),
     "srio-transfer": grown("SRIO, Adam state through the rotation", "ours", optimizer="transfer"),
@@ -90,6 +98,11 @@ VARIANTS = {
     for epsilon in (-0.5, 0.0, 0.25, 0.75, 1.0, 1.25)
 }  # fmt: skip
 MAIN = tuple(VARIANTS)[:8]  # the main table's
+# a pretrained parent: what a user would try, the parent itself beside it; its Adam state is not
+# published, so nobody has it
+PRETRAINED = ("parent-continued", "parent-continued-flops", "lossless-pad", "zero-pad", "nrio")
+PRETRAINED += ("net2net", "sparkling@optimizer=reset", "srio", "srio@epsilon=0.9", "srio-eps1")
+PRETRAINED += ("srio@norm=fold", "srio-rotate-only", "full", "ligo")
 
 
 @dataclass(frozen=True)
@@ -113,6 +126,8 @@ class Preset:
     eval_tokens: int = 16_384
     train: dict = field(default_factory=dict)  # further TrainConfig fields
     gpu: bool = False  # not for a CPU
+    parent: str = ""  # sha256 of a given parent (--parent), which no run trains
+    needs_parent: bool = False  # makes no sense without one
 
     def config(self, stage: int) -> GPTConfig:
         return self.model if stage == 0 else self.model.widened(self.widths[stage])
@@ -137,6 +152,11 @@ TINY = GPTConfig(vocab_size=2048, block_size=64, n_layer=4, n_head=4, head_dim=1
 MINI = GPTConfig(vocab_size=1024, block_size=64, n_layer=4, n_head=4, head_dim=12, d_model=48)
 LR_SMALL = dict.fromkeys(("parent", "scratch", "grown"), 4e-3)  # swept on tiny: EXPERIMENTS.md
 LR_PAPER = {"parent": 1e-3, "scratch": 1e-3, "grown": 1e-3}
+SMOLLM2 = GPTConfig(  # SmolLM2-135M, trained at 2,048 tokens, here on windows of 256
+    vocab_size=49152, n_layer=30, n_head=9, n_kv_head=3, d_model=576, d_ff=1536, norm="rmsnorm",
+    bias=False, activation="swiglu", position="rope", rope_theta=1e5,
+)  # fmt: skip
+LR_PRETRAINED = {"parent": 1e-4, "scratch": 1e-4, "grown": 1e-4}
 SMOKE = GPTConfig(vocab_size=257, block_size=32, n_layer=2, n_head=4, head_dim=4, d_model=16)
 PRESETS = {
     "smoke": Preset(
@@ -176,6 +196,20 @@ PRESETS = {
         gate_tokens=40e6, last_tokens=20e6, learn_batch=64,
         evals=40, eval_tokens=1_048_576, train={"micro_batch": 64, "compile": True}, gpu=True,
     ),
+    "pretrained": Preset(
+        "a model you have, x1.33 (SmolLM2-135M: 135 M -> 227 M), 100 steps; hours on a CPU",
+        "speeches", "gpt2", SMOLLM2, (576, 768), (0, 1, 2), 4, LR_PRETRAINED,
+        tokens=(102_400, 102_400), last_tokens=10_240, learn_batch=1, evals=5, eval_tokens=8_192,
+        variants=PRETRAINED, needs_parent=True,
+        train={"micro_batch": 1, "save_every": 50, "dtype": "float32"},
+    ),
+    "pretrained-x2": Preset(
+        "a model you have, twice as wide, 2,000 steps of 65 k tokens, on a GPU",
+        "openwebtext", "gpt2", replace(SMOLLM2, block_size=1024), (576, 1152), (0, 1, 2), 64,
+        LR_PRETRAINED, tokens=(131_072_000, 131_072_000), last_tokens=6_553_600, learn_batch=64,
+        evals=40, eval_tokens=262_144, variants=PRETRAINED, needs_parent=True,
+        train={"micro_batch": 16, "compile": True}, gpu=True,
+    ),
 }  # fmt: skip
 
 
@@ -192,6 +226,8 @@ class Run:
     train: dict  # TrainConfig fields but for out, data and init
     grow: dict | None
     optimizer: str = "reset"
+    continues: bool = False
+    parent: str = ""  # sha256 of a given parent
 
     @property
     def tokens(self) -> int:
@@ -205,17 +241,19 @@ class Run:
     @property
     def plan(self) -> dict:
         """What the grid decides; rows of one run_id with another plan are never mixed."""
-        return {"train": self.train, "grow": self.grow, "optimizer": self.optimizer}
+        plan = {"train": self.train, "grow": self.grow, "optimizer": self.optimizer}
+        return plan | ({"parent": self.parent} if self.parent else {})
 
 
-def expand_grid(preset_name: str, variants: list[str], seeds: list[int]) -> list[Run]:
+def expand_grid(preset: str | Preset, variants: list[str], seeds: list[int]) -> list[Run]:
     """Every run of the grid, parents before children; `variants` may carry overrides
     ("srio@epsilon=0.25@lr=0.001")."""
-    preset = find(PRESETS, preset_name, "preset")
+    preset = find(PRESETS, preset, "preset") if isinstance(preset, str) else preset
     runs = []
     for seed in seeds:
         parsed = [(name, *parse_variant(name)) for name in variants]
-        if any(variant.grow for _, variant, _ in parsed):
+        started = any(variant.grow or variant.continues for _, variant, _ in parsed)
+        if started and not preset.parent:
             runs.append(make_run(preset, "parent", Variant("", ""), {}, seed, 0))
         for name, variant, overrides in parsed:
             for stage in range(1, len(preset.widths)):
@@ -223,12 +261,24 @@ def expand_grid(preset_name: str, variants: list[str], seeds: list[int]) -> list
     return runs
 
 
+def with_parent(preset: Preset, model: GPTConfig, sha256: str, width: int = 0) -> Preset:
+    """The preset with a given parent; width: of its child, else the preset's growth factors as near
+    as whole heads (or groups of them) allow."""
+    unit, factors = model.head_dim * (model.n_head // model.kv_heads), preset.widths[1:]
+    near = [round(model.d_model * w / preset.widths[0] / unit) * unit for w in factors]
+    return replace(preset, model=model, widths=(model.d_model, *([width] if width else near)),
+                   parent=sha256)  # fmt: skip
+
+
 def make_run(
     preset: Preset, name: str, variant: Variant, overrides: dict, seed: int, stage: int
 ) -> Run:
     cfg, steps = preset.config(stage), preset.steps(stage)
     stage_tokens = steps * preset.step_tokens
-    if variant.budget == "flops":
+    if variant.continues:
+        cfg, wide = preset.config(stage - 1), flops_per_token(cfg)
+        steps = round(steps * wide / flops_per_token(cfg)) if variant.budget == "flops" else steps
+    elif variant.budget == "flops":
         steps = round(preset.flops(stage) / (preset.step_tokens * flops_per_token(cfg)))
     grow = None
     if variant.grow:
@@ -238,7 +288,8 @@ def make_run(
         wide_config(old, cfg.d_model, grow_cfg, ages)  # refuses what cannot be
         steps -= learning_steps(grow_cfg, preset.batch_size, steps)
         grow = asdict(grow_cfg)
-    family = "parent" if stage == 0 else "grown" if variant.grow else "scratch"
+    starts = bool(variant.grow or variant.continues)  # from a parent
+    family = "parent" if stage == 0 else "grown" if starts else "scratch"
     train = {
         "model": cfg.as_dict(),
         "steps": steps,
@@ -265,9 +316,10 @@ def make_run(
     run_id = f"{name}-s{seed}{suffix}"
     check_run(run_id, train, variant)
     needs = None
-    if grow:
+    if starts and not (stage == 1 and preset.parent):
         needs = f"parent-s{seed}" if stage == 1 else f"{name}-s{seed}-g{stage - 1}"
-    return Run(run_id, name, seed, stage, needs, cfg.d_model, train, grow, variant.optimizer)
+    more = (variant.optimizer, variant.continues, preset.parent if starts else "")
+    return Run(run_id, name, seed, stage, needs, cfg.d_model, train, grow, *more)
 
 
 def learning_steps(cfg: GrowConfig, batch_size: int, steps: int) -> int:

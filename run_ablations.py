@@ -23,6 +23,7 @@ import grid
 from analysis.publish import publish, summarize
 from cluster import output
 from cluster.budget import print_budget
+from cluster.parent import bring_parent, read_parent
 from cluster.progress import GridBar, print_status
 from data.prepare import PrepareConfig, default_out, prepare
 from errors import UserError, exit_on_user_error, read_command_line
@@ -65,6 +66,11 @@ class Args:
     """runs at a time with --local; 0: one per CPU core or GPU"""
     out: Path | None = None
     """output folder; empty: runs/PRESET"""
+    parent: Path | None = None
+    """a model to grow, trained by nobody here: a checkpoint, or a Hugging Face folder of a GPT-2 or
+    Llama, whose own tokenizer is used"""
+    width: int = 0
+    """with --parent: width of the grown model; 0: the preset's growth factor"""
     source: str = ""
     """another corpus for the preset, e.g. file:my_texts/; give it an --out of its own"""
     corpora: Path = ROOT / "corpora"
@@ -81,9 +87,15 @@ def main() -> None:
         raise UserError("--slurm needs --preset: the node that submits need not be one that runs")
     name = args.preset or default_preset()
     preset = grid.find(grid.PRESETS, name, "preset")
+    if args.parent:
+        preset = of_parent(preset, args)
+    elif args.width or (preset.needs_parent and not (args.dry_run or args.publish)):
+        raise UserError(
+            f"preset {name} and --width grow a model that is there; give --parent FOLDER"
+        )
     names = [v for v in args.only.split(",") if v] or list(preset.variants)
     names = list(grid.VARIANTS) if names == ["all"] else list(dict.fromkeys(names))
-    runs = grid.expand_grid(name, names, grid.parse_seeds(args.seeds, preset.seeds))
+    runs = grid.expand_grid(preset, names, grid.parse_seeds(args.seeds, preset.seeds))
     out = (args.out or ROOT / "runs" / name).resolve()
     if not 0 <= args.jobs <= 1024:
         raise UserError(f"--jobs is {args.jobs}; it must be 0 (one per core or GPU) to 1024")
@@ -98,6 +110,14 @@ def main() -> None:
             "nothing to do: choose one of --local, --slurm, --dry-run, --list, --status"
         )
     run_grid(args, name, preset, runs, out)
+
+
+def of_parent(preset: grid.Preset, args: Args) -> grid.Preset:
+    """The preset for the model in args.parent, read with its own tokenizer where it has one."""
+    _, model, entry = read_parent(args.parent, preset.model.block_size)
+    if (args.parent / "tokenizer.json").is_file():
+        preset = replace(preset, tokenizer=f"hf:{args.parent.resolve()}")
+    return grid.with_parent(preset, model, entry["source"]["sha256"], args.width)
 
 
 def print_variants() -> None:
@@ -132,6 +152,8 @@ def run_grid(args: Args, name: str, preset: grid.Preset, runs: list[grid.Run], o
         )
     data = prepare_corpus(preset, args)
     output.check_corpus(out, runs, data)
+    if args.parent:
+        bring_parent(args.parent, out, preset, data, preset.train.get("dtype", "auto"))
     command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
     shared = {"preset": name, "data": str(data), "command": command, "code": code_version()}
     jobs, done = output.make_jobs(runs, shared), output.finished(out, runs)

@@ -23,7 +23,8 @@ from errors import UserError, exit_on_user_error, read_command_line
 BASELINE = "nrio"
 # The order of variants in tables and pictures; variants not named here follow, by name.
 ORDER = (
-    *("parent", "scratch", "scratch-flops", "nrio", "nrio-gate", "nrio-transfer", "nrio-convex"),
+    *("parent", "parent-continued", "parent-continued-flops"),
+    *("scratch", "scratch-flops", "nrio", "nrio-gate", "nrio-transfer", "nrio-convex"),
     *("nrio-tiled", "nrio-policies", "zero-pad", "net2net", "aki", "sparkling", "lossless-pad"),
     *("exact-srio", "srio-eps-0.5", "srio-eps0", "srio-eps0.25", "srio", "srio-eps0.75"),
     *("srio-eps1", "srio-eps1.25", "srio-gate", "srio-rotate-only", "srio-gamma-only"),

@@ -33,7 +33,9 @@ def publish(out: Path, name: str) -> None:
     matched([*rows.values(), *kept], allow_missing=True)  # refuses before anything is replaced
     print(f"results/{name}: {len(rows)} rows from {out}, {len(kept)} more kept")
     for row in rows.values():
-        # the folder's own name, not where it lay on this machine
+        # folders' own names, not where they lay on this machine
         row["command"] = re.sub(r"--out[ =]\S+", f"--out runs/{name}", row["command"])
+        row["command"] = re.sub(r"(--parent|--corpora)[ =]\S*?([^/\s]+)/?(?=\s|$)", r"\1 \2",
+                                row["command"])  # fmt: skip
         write_row(row_path(target, row["run_id"]), row)
     summarize(target, ROOT / "figures" / name, allow_missing=bool(kept))

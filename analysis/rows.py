@@ -67,7 +67,8 @@ RUN_ONLY = (
     *("device", "threads", "compile", "micro_batch", "tracker", "keep", "save_every", "d_old"),
 )
 CHAIN = "chain from "
-OWN_BUDGET = ("scratch-flops",)  # trained to equal FLOPs, so its stage tokens differ by design
+# trained to equal FLOPs, so stage tokens differ by design
+OWN_BUDGET = ("scratch-flops", "parent-continued-flops")
 
 
 def load_rows(folder: Path) -> list[dict]:

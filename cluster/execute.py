@@ -17,7 +17,7 @@ from analysis.rows import read_row, row_path, write_row
 from data.shards import Corpus
 from errors import UserError
 from grid import Run
-from growth.child import grow_checkpoint
+from growth.child import continue_checkpoint, grow_checkpoint
 from growth.plan import GrowConfig
 from models.gpt import GPTConfig
 from train import TrainConfig, train
@@ -34,9 +34,13 @@ def execute(out: str, run_id: str, spec: dict) -> None:
         files.sweep(Path(out) / "grown", mine=run_id)
     data = Path(spec["data"])
     model, child = GPTConfig(**run.train["model"]), None
-    if run.grow:
-        child, parent = Path(out) / "grown" / run_id, Path(out) / "runs" / run.needs / "final"
-        if first and not child.exists():
+    if run.grow or run.continues:
+        child, parent = Path(out) / "grown" / run_id, Path(out) / "parent"  # a given one
+        if run.needs:
+            parent = Path(out) / "runs" / run.needs / "final"
+        if first and run.continues and not child.exists():
+            continue_checkpoint(parent, child)
+        if first and run.grow and not child.exists():
             corpus, cfg = Corpus(data), GrowConfig(**run.grow)
             probe = next(iter(corpus.eval_batches(*probe_size(model))))
             batches = learning_batches(corpus, run, cfg, model.block_size)
@@ -83,7 +87,7 @@ def probe_size(model: GPTConfig) -> tuple[int, int, int]:
 
 def make_row(run: Run, spec: dict, summary: dict, child: Path | None) -> dict:
     """The result row: everything a table, a claim or a sceptical reader needs."""
-    growth = checkpoint.read_state(child)["meta"]["growth"] if child else {"report": None}
+    growth = checkpoint.read_state(child)["meta"]["growth"] if child else None
     return {
         "schema": 1,
         "preset": spec["preset"],
@@ -95,5 +99,5 @@ def make_row(run: Run, spec: dict, summary: dict, child: Path | None) -> dict:
         **summary,
         "config": run.plan,
         "config_hash": checkpoint.hash_json(run.plan),
-        "report": growth["report"],
+        "report": growth["report"] if growth else None,
     }

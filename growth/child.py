@@ -72,6 +72,15 @@ def grow_checkpoint(
     return record
 
 
+def continue_checkpoint(parent: Path, out: Path) -> None:
+    """Write `parent` to the folder `out` as the start of a stage that does not grow it: step 0, no
+    optimizer state, as a grown child under optimizer "reset"."""
+    ckpt = checkpoint.load(parent)
+    counts = {key: ckpt.meta.get(key, 0) for key in ("tokens_total", "flops_total")}
+    meta = {"config": ckpt.meta["config"], "step": 0, "tokens": 0, "flops": 0, "growth": None}
+    checkpoint.save(out, ckpt.model, meta | counts | {"lineage": ckpt.meta.get("lineage", [])})
+
+
 def ages_of(meta: dict, d_model: int) -> tuple[int, ...]:
     """The widths this model had before `d_model`, oldest first; trained or not, each once."""
     widths = {entry["d_model"] for entry in meta.get("lineage", [])}

@@ -144,6 +144,7 @@ def find_origin(init: Checkpoint | None) -> Origin:
         raise UserError(f"{init.folder}: its lineage, growth or token counts make no sense")
     last = lineage[-1] if lineage else {}
     parent = {k: last.get(k) for k in ("run_id", "val_loss", "train_loss", "manifest_hash")}
+    parent |= {"source": last["source"]} if "source" in last else {}  # a pretrained model's
     parent["hash"] = str(last.get("hash") or (growth or {}).get("parent") or init.hash)
     origin = Origin(lineage, growth, *counts[:2], parent)
     parent |= {what: origin.split(what, 0)["parent"] for what in ("tokens", "flops")}
