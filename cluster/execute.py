@@ -19,7 +19,7 @@ from errors import UserError
 from grid import Run
 from growth.child import continue_checkpoint, grow_checkpoint
 from growth.plan import GrowConfig
-from models.gpt import GPTConfig
+from models.gpt import GPTConfig, count_parameters
 from train import TrainConfig, train
 
 
@@ -80,8 +80,10 @@ def learning_batches(
 
 
 def probe_size(model: GPTConfig) -> tuple[int, int, int]:
-    """eval_batches arguments for one batch of about 1,024 tokens: the report card's probe."""
-    sequences = max(1, 1024 // model.block_size)
+    """eval_batches arguments for one batch of about 1,024 tokens: the report card's probe. 256 for
+    models above 30 M parameters, whose float64 activations and logits would fill the memory."""
+    tokens = 1024 if count_parameters(model) < 30e6 else 256
+    sequences = max(1, tokens // model.block_size)
     return sequences * model.block_size, sequences, model.block_size
 
 

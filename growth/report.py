@@ -63,8 +63,8 @@ def contract(plan: Plan) -> str:
 
 
 def load(weights, cfg: GPTConfig) -> GPT:
-    model = GPT(cfg, seed=None).double()
-    model.load_state_dict({name: w.double() for name, w in weights.items()})
+    model = GPT(cfg, seed=None)
+    model.load_state_dict({name: w.double() for name, w in weights.items()}, assign=True)  # no copy
     return model.eval()
 
 
