@@ -14,7 +14,7 @@ from growth.apply import LEARNED, wide_config
 from growth.optim import check_policy
 from growth.plan import GrowConfig
 from models.gpt import GPTConfig, count_parameters, flops_per_token
-from training.settings import TrainConfig, check_config
+from training.settings import TrainConfig, settled
 
 GATE_FRACTION = 40 / 880  # the paper's 2 shards of 20 M tokens out of 44 M x 20
 LAST_FRACTION = 20 / 880  # its training loss is the mean over the last shard
@@ -340,7 +340,7 @@ def check_run(run_id: str, train: dict, variant: Variant) -> None:
     if len(run_id.encode()) > 150:
         raise UserError(f"run name {run_id!r} has more than 150 bytes; use fewer overrides")
     try:
-        check_config(TrainConfig(Path(), Path(), **train | {"model": GPTConfig(**train["model"])}))
+        settled(TrainConfig(Path(), Path(), **train | {"model": GPTConfig(**train["model"])}))
         if variant.grow:
             check_policy(variant.optimizer, variant.grow)
     except UserError as error:

@@ -51,10 +51,10 @@ from training.settings import (
     Run,
     State,
     TrainConfig,
-    check_config,
     check_fit,
     find_origin,
     identify,
+    settled,
 )
 from training.summary import describe, lineage_entry, summarize
 
@@ -70,7 +70,7 @@ def train(cfg: TrainConfig) -> dict:
     before anything is written where the config, the data or the checkpoint cannot be used, and
     Interrupted after SIGTERM, SIGUSR1, SIGUSR2 or SIGINT, with a checkpoint saved.
     """
-    check_config(cfg)
+    cfg = settled(cfg)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
     place = find_place(cfg.device, cfg.dtype)

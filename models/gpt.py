@@ -7,14 +7,16 @@ V = vocab_size. Parameter names and their axes are listed in models/axes.py.
 import math
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from typing import Annotated, Literal
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 from errors import UserError
+from settings import Above, Range, check
 
-MAX_SIZE = 10**9  # beyond any model, and no product of two sizes overflows
+Size = Annotated[int, Range(1, 10**9)]  # beyond any model, and no product of two overflows
 YOUNG = {"n_kv_head": 0}  # fields younger than rows and checkpoints, with what those mean
 
 
@@ -22,51 +24,33 @@ YOUNG = {"n_kv_head": 0}  # fields younger than rows and checkpoints, with what 
 class GPTConfig:
     """Sizes and switches of a GPT. The defaults are the 24 M model of the paper's first stage."""
 
-    vocab_size: int = 50257
-    block_size: int = 256  # context length T
-    n_layer: int = 14
-    n_head: int = 4
-    head_dim: int = 64
-    d_model: int = 256  # must equal n_head * head_dim
-    d_ff: int = 0  # 0 means 4 * d_model
-    norm: str = "layernorm"  # layernorm | rmsnorm
-    norm_eps: float = 1e-5
+    vocab_size: Size = 50257
+    block_size: Size = 256  # context length T
+    n_layer: Size = 14
+    n_head: Size = 4
+    head_dim: Size = 64
+    d_model: Size = 256  # must equal n_head * head_dim
+    d_ff: Size = 0  # 0 means 4 * d_model
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm_eps: Annotated[float, Above(0)] = 1e-5
     bias: bool = True
-    activation: str = "gelu"  # gelu (tanh form, as GPT-2) | gelu-erf (nanoGPT) | relu | swiglu
-    position: str = "learned"  # learned | rope
-    rope_theta: float = 10000.0
-    rope_repeat: int = 1  # each frequency stands this often in a row: exact k-fold wider heads
+    # gelu in its tanh form, as GPT-2; gelu-erf as nanoGPT
+    activation: Literal["gelu", "gelu-erf", "relu", "swiglu"] = "gelu"
+    position: Literal["learned", "rope"] = "learned"
+    rope_theta: Annotated[float, Above(0)] = 10000.0
+    rope_repeat: Size = 1  # each frequency stands this often in a row: exact k-fold wider heads
     tied: bool = True  # lm_head shares wte's weight
-    n_kv_head: int = 0  # key and value heads, for n_head / n_kv_head queries each; 0 means n_head
+    n_kv_head: Annotated[int, Range(0)] = 0  # key and value heads, shared by queries; 0: n_head
 
     def __post_init__(self):
         if self.d_ff == 0:
             object.__setattr__(self, "d_ff", 4 * self.d_model)
         if self.n_kv_head == self.n_head:
             object.__setattr__(self, "n_kv_head", 0)  # one model, one config
-        choices = {
-            "norm": ("layernorm", "rmsnorm"),
-            "activation": ("gelu", "gelu-erf", "relu", "swiglu"),
-            "position": ("learned", "rope"),
-        }
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                raise UserError(f"model.{name} is {value!r}; choose one of {', '.join(allowed)}")
-        sizes = ("vocab_size", "block_size", "n_layer", "n_head", "head_dim", "d_model", "d_ff")
-        for name in (*sizes, "rope_repeat"):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= MAX_SIZE:
-                raise UserError(
-                    f"model.{name} is {value!r}; it must be a whole number in 1..{MAX_SIZE}"
-                )
-        for name in ("norm_eps", "rope_theta"):
-            value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-                raise UserError(f"model.{name} is {value!r}; it must be a finite number > 0")
-        if type(self.n_kv_head) is not int or self.n_kv_head < 0 or self.n_head % self.kv_heads:
+        check(self, "model.")
+        if self.n_head % self.kv_heads:
             raise UserError(
-                f"model.n_kv_head is {self.n_kv_head!r}; it must be 0 (as many as n_head) or "
+                f"model.n_kv_head is {self.n_kv_head}; it must be 0 (as many as n_head) or "
                 f"divide n_head {self.n_head}"
             )
         if self.n_head * self.head_dim != self.d_model:

@@ -3,14 +3,20 @@
 import importlib.util
 import os
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated, Literal
 
 from checkpoint import Checkpoint
 from data.shards import Corpus
 from errors import UserError
 from models.gpt import GPT, GPTConfig, count_parameters, flops_per_token
+from settings import Range, check
 from training.processes import Place
+
+Seed = Annotated[int, Range(0, 2**63 - 1)]
+Count = Annotated[int, Range(1, 10**15)]
+Share = Annotated[float, Range(0.0, 1.0)]
 
 
 @dataclass(frozen=True)
@@ -19,36 +25,36 @@ class TrainConfig:
 
     out: Path  # run folder
     data: Path  # prepared corpus
-    init: Path | None = None  # checkpoint to start from; its model config replaces `model`
+    init: Path | None = None  # checkpoint to start from, with its own model config
     model: GPTConfig = field(default_factory=GPTConfig)
-    seed: int = 0  # initialisation only
-    data_seed: int = 0  # order of the training windows
-    steps: int = 1000
-    batch_size: int = 32  # sequences per optimizer step, over all processes
-    micro_batch: int = 0  # sequences per forward; 0: all of a process's share at once
-    lr: float = 1e-3
-    min_lr_ratio: float = 0.1  # final learning rate / lr
-    warmup_steps: int = 100
-    schedule: str = "cosine"  # cosine | wsd (warm-up, stable, linear decay) | constant
-    decay_fraction: float = 0.2  # wsd: part of `steps` spent decaying
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    adam_eps: float = 1e-8
-    clip: float = 1.0  # largest global gradient norm; 0: no clipping
-    eval_every: int = 100  # also before the first step and after the last
-    eval_tokens: int = 65_536
-    save_every: int = 200
-    keep: int = 2  # step checkpoints kept while running
-    last_tokens: int = 20_000_000  # window of the final training loss (the last shard)
-    dtype: str = "auto"  # auto | float32 | bfloat16 (autocast) | float64
+    seed: Seed = 0  # initialisation only
+    data_seed: Seed = 0  # order of the training windows
+    steps: Annotated[int, Range(1, 10**8 - 1)] = 1000
+    batch_size: Annotated[int, Range(1, 10**12)] = 32  # sequences per step, over all processes
+    micro_batch: Annotated[int, Range(0, 10**9)] = 0  # per forward; 0: a process's share at once
+    lr: Annotated[float, Range(1e-12, 100.0)] = 1e-3
+    min_lr_ratio: Share = 0.1  # final learning rate / lr
+    warmup_steps: Annotated[int | None, Range(0)] = None  # default: a tenth of `steps`, 100 at most
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # wsd: stable, then linear decay
+    decay_fraction: Share = 0.2  # wsd: part of `steps` spent decaying
+    weight_decay: Annotated[float, Range(0.0, 100.0)] = 0.1
+    beta1: Annotated[float, Range(0.0, 0.99999)] = 0.9
+    beta2: Annotated[float, Range(0.0, 0.9999999)] = 0.95
+    adam_eps: Annotated[float, Range(1e-30, 1.0)] = 1e-8
+    clip: Annotated[float, Range(0.0, 1e9)] = 1.0  # largest global gradient norm; 0: no clipping
+    eval_every: Annotated[int, Range(1, 10**12)] = 100  # also before the first step, after the last
+    eval_tokens: Annotated[int, Range(1, 10**12)] = 65_536
+    save_every: Count = 200
+    keep: Count = 2  # step checkpoints kept while running
+    last_tokens: Count = 20_000_000  # window of the final training loss (the last shard)
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16: autocast
     compile: bool = False
     device: str = "auto"  # auto | cpu | cuda | cuda:N
-    threads: int = 0  # CPU threads; 0: torch's choice
-    tracker: str = ""  # "" | tensorboard | wandb
-    gate_steps: int = 0  # length of the warm-up gate after growth (growth/gate.py)
-    rewarm_steps: int = 0  # warm-up of new coordinates' updates alone (growth/rewarm.py)
-    d_old: int = 0  # width before growth, for gate_steps and rewarm_steps
+    threads: Annotated[int, Range(0, 1024)] = 0  # CPU threads; 0: torch's choice
+    tracker: Literal["", "tensorboard", "wandb"] = ""
+    gate_steps: Annotated[int, Range(0)] = 0  # length of the warm-up gate after growth
+    rewarm_steps: Annotated[int, Range(0, 10**8)] = 0  # warm-up of new coordinates' updates alone
+    d_old: Annotated[int, Range(0, 10**9)] = 0  # width before growth, for gate and rewarm
     run_id: str = ""  # name of the run in lineages; default: name of the run folder
 
 
@@ -166,41 +172,25 @@ def identify(
     return identity
 
 
-def check_config(cfg: TrainConfig) -> None:
-    """Every number in its range, every choice known; UserError names value, range and remedy."""
-    choices = {
-        "schedule": ("cosine", "wsd", "constant"),
-        "dtype": ("auto", "float32", "bfloat16", "float64"),
-        "tracker": ("", "tensorboard", "wandb"),
-    }
-    for name, allowed in choices.items():
-        if getattr(cfg, name) not in allowed:
-            shown = ", ".join(repr(a) for a in allowed)
-            raise UserError(f"{name} is {getattr(cfg, name)!r}; choose one of {shown}")
+def settled(cfg: TrainConfig) -> TrainConfig:
+    """`cfg` with the defaults that depend on other fields, every field allowed; else a UserError
+    that names value, range and remedy."""
+    check(cfg)
+    if cfg.warmup_steps is None:
+        cfg = replace(cfg, warmup_steps=min(100, cfg.steps // 10))
+    for name, last in (("warmup_steps", cfg.steps - 1), ("gate_steps", cfg.steps)):
+        if getattr(cfg, name) > last:  # both must end with the run at the latest
+            raise UserError(
+                f"{name} is {getattr(cfg, name)}; with {cfg.steps} steps it must be in 0..{last}"
+            )
     if cfg.tracker and importlib.util.find_spec(cfg.tracker) is None:
         raise UserError(
             f"tracker {cfg.tracker} is not installed here; run: pip install {cfg.tracker} "
             f"(or leave it out)"
         )
-    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", str(cfg.device)):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", cfg.device):
         raise UserError(f"device is {cfg.device!r}; choose auto, cpu, cuda or cuda:N")
-    last = cfg.steps if type(cfg.steps) is int else 1
-    whole = {"steps": (1, 10**8 - 1), "seed": (0, 2**63 - 1), "data_seed": (0, 2**63 - 1)}
-    whole |= dict.fromkeys(("batch_size", "eval_every", "eval_tokens"), (1, 10**12))
-    whole |= dict.fromkeys(("save_every", "keep", "last_tokens"), (1, 10**15))
-    whole |= {"micro_batch": (0, 10**9), "threads": (0, 1024), "d_old": (0, 10**9)}
-    whole |= {"rewarm_steps": (0, 10**8)}
-    # the warm-up must end before the last step, and the gate with it at the latest
-    whole |= {"warmup_steps": (0, last - 1), "gate_steps": (0, last)}
-    real = {"lr": (1e-12, 100.0), "min_lr_ratio": (0.0, 1.0), "decay_fraction": (0.0, 1.0)}
-    real |= {"weight_decay": (0.0, 100.0), "beta1": (0.0, 0.99999), "beta2": (0.0, 0.9999999)}
-    real |= {"adam_eps": (1e-30, 1.0), "clip": (0.0, 1e9)}
-    for kinds, ranges in (((int,), whole), ((int, float), real)):
-        for name, (low, high) in ranges.items():
-            value = getattr(cfg, name)
-            if type(value) not in kinds or not low <= value <= high:
-                kind = "a whole number" if kinds == (int,) else "a number"
-                raise UserError(f"{name} is {value!r}; it must be {kind} in {low}..{high}")
+    return cfg
 
 
 def check_fit(cfg: TrainConfig, model_cfg: GPTConfig, corpus: Corpus, place: Place) -> None:
