@@ -48,7 +48,7 @@ from training.processes import (
     share,
 )
 from training.settings import (
-    Run,
+    Setup,
     State,
     TrainConfig,
     check_fit,
@@ -80,7 +80,7 @@ def train(cfg: TrainConfig) -> dict:
     check_fit(cfg, model_cfg, corpus, place)
     origin, model = find_origin(init), build_model(cfg.seed, model_cfg, init, place)
     identity = identify(cfg, model_cfg, place, corpus, init)
-    run = Run(cfg, place, corpus, model, init, origin, identity)
+    run = Setup(cfg, place, corpus, model, init, origin, identity)
     with process_group(place), run_folder(cfg.out, identity, place) as done:
         if done is not None:
             if place.rank == 0 and done["status"] == "done":
@@ -90,7 +90,7 @@ def train(cfg: TrainConfig) -> dict:
             return fit(run, caught, stack)
 
 
-def fit(run: Run, caught: dict, stack: ExitStack) -> dict:
+def fit(run: Setup, caught: dict, stack: ExitStack) -> dict:
     """The training loop: evaluate, update, log, save, until the last step; then the summary.
 
     stack: closes the log, however the loop ends, so that an error has a line of its own.
@@ -163,7 +163,7 @@ def fit(run: Run, caught: dict, stack: ExitStack) -> dict:
 
 
 def update(
-    run: Run, net: torch.nn.Module, optimizer: torch.optim.AdamW, state: State
+    run: Setup, net: torch.nn.Module, optimizer: torch.optim.AdamW, state: State
 ) -> tuple[dict, str | None]:
     """One optimizer step. Its row for metrics.jsonl, and why the run must stop or None.
 
@@ -189,7 +189,7 @@ def update(
     return row | {"tokens_per_s": run.tokens_per_step / seconds}, reason
 
 
-def gradients(run: Run, net: torch.nn.Module, step: int) -> torch.Tensor:
+def gradients(run: Setup, net: torch.nn.Module, step: int) -> torch.Tensor:
     """This process's mean loss (0-d), and the gradients of the global batch's mean loss in .grad.
 
     The global batch is cut into equal shares per process and these into micro-batches, each
@@ -215,7 +215,7 @@ def gradients(run: Run, net: torch.nn.Module, step: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def evaluate(run: Run, net: torch.nn.Module, caught: dict) -> tuple[float, int]:
+def evaluate(run: Setup, net: torch.nn.Module, caught: dict) -> tuple[float, int]:
     """Mean loss (nats per token) over the fixed validation tokens, and their number (over all
     processes). A signal in a single process cuts it short: the number is then 0."""
     cfg, place = run.cfg, run.place
@@ -297,7 +297,7 @@ def compiled(
     return net, net if parallel is model else torch.compile(parallel)
 
 
-def resume(run: Run, optimizer: torch.optim.AdamW, names: list[str]) -> State:
+def resume(run: Setup, optimizer: torch.optim.AdamW, names: list[str]) -> State:
     """Load the newest sound checkpoint of this run, or start as its init says; the loop's state."""
     found = checkpoint.newest(run.cfg.out) if run.place.rank == 0 else None
     folder = share(found and found.folder.name, run.place)

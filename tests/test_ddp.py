@@ -22,7 +22,7 @@ from errors import UserError
 from models.gpt import GPT, GPTConfig
 from train import Interrupted, TrainConfig, train
 from training.processes import Place, find_place, mean_over_processes
-from training.settings import Run, check_fit, find_origin
+from training.settings import Setup, check_fit, find_origin
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = GPTConfig(vocab_size=48, block_size=16, n_layer=1, n_head=2, head_dim=4, d_model=8)
@@ -61,7 +61,7 @@ def work(folder: str, data: str, task: str) -> None:
         sys.exit(f"refused: {error}")
 
 
-def dump_gradients(run: Run, folder: Path) -> None:
+def dump_gradients(run: Setup, folder: Path) -> None:
     """Loss, gradients of update 3 and the validation loss, as process `rank` has them."""
     net = train_module.data_parallel(run.model, run.place)
     loss = mean_over_processes(train_module.gradients(run, net, 3), run.place)
@@ -90,9 +90,9 @@ def config(folder, data) -> TrainConfig:
     )
 
 
-def make_run(cfg, place) -> Run:
+def make_run(cfg, place) -> Setup:
     model = GPT(cfg.model, seed=cfg.seed).double()
-    return Run(cfg, place, Corpus(cfg.data), model, None, find_origin(None), {})
+    return Setup(cfg, place, Corpus(cfg.data), model, None, find_origin(None), {})
 
 
 def launch(tmp_path, corpus_folder, task: str) -> list[subprocess.CompletedProcess]:

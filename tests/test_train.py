@@ -22,7 +22,7 @@ from models.gpt import GPT, GPTConfig, count_parameters, flops_per_token
 from train import Interrupted, TrainConfig, train
 from training.optimizer import decay_groups, lr_at
 from training.processes import Place
-from training.settings import Run, State, find_origin
+from training.settings import Setup, State, find_origin
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = GPTConfig(vocab_size=48, block_size=16, n_layer=2, n_head=2, head_dim=4, d_model=8)
@@ -102,11 +102,11 @@ def test_a_parameter_the_groups_do_not_know_is_an_error():
         decay_groups(model)
 
 
-def make_run(cfg, **changes) -> Run:
+def make_run(cfg, **changes) -> Setup:
     cfg = replace(cfg, **changes)
     model = GPT(cfg.model, seed=cfg.seed).double()
     place = Place(dtype="float64")
-    return Run(cfg, place, Corpus(cfg.data), model, None, find_origin(None), {})
+    return Setup(cfg, place, Corpus(cfg.data), model, None, find_origin(None), {})
 
 
 @pytest.mark.parametrize("micro", [1, 3, 4])

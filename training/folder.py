@@ -15,7 +15,7 @@ import checkpoint
 import files
 from errors import UserError
 from training.processes import Place, share
-from training.settings import Run, State
+from training.settings import Setup, State
 
 
 @contextmanager
@@ -94,7 +94,7 @@ class Log:
     that of an uninterrupted run but for tokens_per_s.
     """
 
-    def __init__(self, run: Run, state: State):
+    def __init__(self, run: Setup, state: State):
         self.run, self.state, self.mute = run, state, run.place.rank > 0
         if self.mute:
             return

@@ -104,7 +104,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Run:
+class Setup:
     """All that stays the same while a run trains."""
 
     cfg: TrainConfig

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 import checkpoint
 from models.gpt import count_parameters, flops_per_token
 from provenance import hardware, versions
-from training.settings import Run, State
+from training.settings import Setup, State
 
 CURVE_POINTS = 200
 
 
-def describe(run: Run, state: State) -> dict:
+def describe(run: Setup, state: State) -> dict:
     """Checkpoint meta: config, counts of this stage and of the whole lineage, loop state."""
     tokens, flops = run.spent(state.step)
     return {
@@ -31,7 +31,7 @@ def describe(run: Run, state: State) -> dict:
     }
 
 
-def summarize(run: Run, state: State, reason: str | None, rows: list[dict]) -> dict:
+def summarize(run: Setup, state: State, reason: str | None, rows: list[dict]) -> dict:
     """The result of a run as done.json has it. reason: why it diverged, or None; rows: the lines
     of metrics.jsonl."""
     corpus, growth = run.corpus, run.origin.growth or {}
@@ -71,7 +71,7 @@ def summarize(run: Run, state: State, reason: str | None, rows: list[dict]) -> d
     }
 
 
-def metrics(run: Run, ok: bool, losses: list[tuple], vals: list[tuple]) -> dict:
+def metrics(run: Setup, ok: bool, losses: list[tuple], vals: list[tuple]) -> dict:
     """The numbers a comparison reads; None where a diverged run has none.
 
     train_loss: mean over the last cfg.last_tokens training tokens (whole steps); spike: loss right
@@ -89,7 +89,7 @@ def metrics(run: Run, ok: bool, losses: list[tuple], vals: list[tuple]) -> dict:
     }
 
 
-def lineage_entry(run: Run, summary: dict) -> dict:
+def lineage_entry(run: Setup, summary: dict) -> dict:
     """This finished stage as its descendants will list it."""
     growth = {k: v for k, v in (run.origin.growth or {}).items() if k != "report"}
     return {
