@@ -236,17 +236,20 @@ def are_files(parts: object) -> bool:
 
 def read_tensors(path: Path, entry: dict) -> dict[str, torch.Tensor]:
     """Tensors of a safetensors file whose size and sha256 are as state.json says."""
+    remedy = f"delete {path.parent} and run the command again that made it"
     if not path.is_file():
-        raise UserError(f"{path} is missing; the checkpoint is incomplete")
+        raise UserError(f"{path} is missing, the checkpoint is incomplete; {remedy}")
     size = path.stat().st_size
     if size != entry["bytes"]:
-        raise UserError(f"{path} has {size} bytes, {entry['bytes']} were written: it is truncated")
+        raise UserError(
+            f"{path} is truncated: it has {size} bytes, {entry['bytes']} were written; {remedy}"
+        )
     with open(path, "rb") as file:
         header = int.from_bytes(file.read(8), "little")
         if size < 8 or header > min(size - 8, MAX_HEADER):
             raise UserError(f"{path} claims a header of {header} bytes in a file of {size}")
     if hash_file(path) != entry["sha256"]:
-        raise UserError(f"{path} was altered: its sha256 is not the one that was written")
+        raise UserError(f"{path} was altered: its sha256 is not the one written; {remedy}")
     try:
         tensors = safetensors.torch.load_file(path)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as e:

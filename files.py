@@ -126,11 +126,16 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError of a file that is open already (a full disk) says which file it was."""
+    """An error of a file that is open already (a full disk) says which file it was, and one that a
+    library tells in words (safetensors) is an OSError, too."""
     try:
         yield
     except OSError as error:
         error.filename = error.filename or str(path)
+        raise
+    except Exception as error:
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
         raise
 
 

@@ -73,7 +73,10 @@ def is_number(value: object, kind: type) -> bool:
     """A bool is no number, and a float no int."""
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return False
-    return isinstance(value, int) or math.isfinite(value)  # an int beyond every float is finite
+    try:
+        return kind is int or math.isfinite(value)
+    except OverflowError:  # an int beyond every float
+        return False
 
 
 @cache

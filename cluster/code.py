@@ -17,14 +17,18 @@ def snapshot(out: Path) -> Path:
     digest = hashlib.sha256(repr(sorted(sources.items())).encode()).hexdigest()[:12]
     folder = out / "code" / digest
     files.sweep(folder.parent, mine="*")
-    if folder.exists():
+    if folder.exists() and all(_holds(folder / path, text) for path, text in sources.items()):
         return folder
-    with files.new_folder(folder) as tmp:
+    with files.new_folder(folder, replace=True) as tmp:
         for path, content in sources.items():
             (tmp / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp / path).write_bytes(content)
         files.write_json(tmp / SNAPSHOT, code_version())
     return folder
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.is_file() and path.read_bytes() == content
 
 
 def code_env(code: Path) -> dict[str, str]:

@@ -314,7 +314,8 @@ class ShardWriter:
             if self._file is None:
                 self._open()
             part = tokens[: self.shard_tokens - self._tokens]
-            self._file.write(part)
+            with files.naming(self.folder / self._name):
+                self._file.write(part)
             self._digest.update(part)
             self._tokens += len(part)
             tokens = tokens[len(part) :]
@@ -330,7 +331,8 @@ class ShardWriter:
         """Finishes the open shard, if there is one."""
         if self._file is None:
             return
-        self._file.close()
+        with files.naming(self.folder / self._name):
+            self._file.close()
         self._file = None
         self.shards.append(
             {

@@ -483,7 +483,8 @@ def write_weights(
                 tensors[name] = make(name)
                 assert tensors[name].nbytes == sizes[name], (name, tensors[name].shape)
                 bar.update()
-            safetensors.torch.save_file(tensors, folder / file, metadata={"format": "pt"})
+            with files.naming(folder / file):
+                safetensors.torch.save_file(tensors, folder / file, metadata={"format": "pt"})
             del tensors
     total = sum(sizes.values())
     if len(shards) > 1:

@@ -1,9 +1,14 @@
 """The README is true: links lead somewhere, its table is the committed one, its options exist."""
 
 import re
+import shlex
 from pathlib import Path
 
+import pytest
+import tyro
+
 from grid import PRESETS, VARIANTS
+from training.settings import TrainConfig, settled
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -35,6 +40,19 @@ def test_presets_and_variants_exist():
         assert {name.split("@")[0] for name in names.split(",")} <= VARIANTS.keys()
     for preset in PRESETS:
         assert f"`{preset}`" in TEXT
+
+
+@pytest.mark.parametrize("steps", [1, 40, 400, 5000])
+def test_recipe_by_hand_allows_other_step_counts(steps):
+    commands = re.findall(r"^python train.py ((?:.*\\\n)*.*)$", TEXT, re.MULTILINE)
+    assert len(commands) >= 2
+    for command in commands:
+        words = shlex.split(command.replace("\\\n", " "))
+        words[words.index("--steps") + 1] = str(steps)
+        if "--gate-steps" in words and steps < 18:
+            words[words.index("--gate-steps") + 1] = str(steps)
+        cfg = settled(tyro.cli(TrainConfig, args=words))
+        assert cfg.warmup_steps == min(100, steps // 10)
 
 
 def test_every_pinned_package_has_its_reason():

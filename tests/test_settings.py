@@ -44,6 +44,7 @@ def test_what_is_allowed_passes():
         ("seed", -1, "whole number >= 0"),
         ("lr", 0.0, "model.lr is 0.0; it must be a finite number > 0"),
         ("lr", math.nan, "finite number"),
+        ("lr", 10**400, "finite number"),
         ("lr", math.inf, "finite number"),
         ("share", 1.5, "in 0.0..1.0"),
         ("noise_db", math.nan, "model.noise_db is nan; it must be a finite number"),

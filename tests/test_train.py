@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -674,13 +675,44 @@ def test_a_second_process_is_told_who_holds_the_folder(cfg, monkeypatch):
     assert "Traceback" not in second[0].stderr
 
 
-def test_a_folder_whose_metrics_were_cut_is_refused(cfg, monkeypatch):
+def cut_log(path: Path) -> None:
+    os.truncate(path, 10)
+
+
+def spoil_log(path: Path) -> None:
+    """Zeros over the end of line 3 and the start of line 4: the length stays."""
+    data = bytearray(path.read_bytes())
+    end = [i for i, byte in enumerate(data) if byte == ord("\n")][2]
+    data[end - 20 : end + 20] = bytes(40)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage, lost", [(cut_log, 10), (spoil_log, 2), (Path.unlink, 10)])
+def test_a_damaged_log_never_costs_the_model(cfg, uninterrupted, monkeypatch, capsys, damage, lost):
     at_batch(monkeypatch, 12, crash)
     with pytest.raises(RuntimeError):
         train(cfg)
-    os.truncate(cfg.out / "metrics.jsonl", 10)
-    with pytest.raises(UserError, match="metrics.jsonl"):
-        train(cfg)
+    damage(cfg.out / "metrics.jsonl")
+    told = []
+    at_batch(monkeypatch, 11, lambda: told.append(capsys.readouterr().err))
+    summary, known = train(cfg), uninterrupted(cfg)
+    assert f"metrics.jsonl is damaged: {lost} of 10 steps are lost" in told[0]  # before training
+    final = checkpoint.load(cfg.out / "final")
+    assert summary["lost_steps"] == lost and (final.hash, final.optimizer_hash) == known[2:]
+    for name in ("train_loss", "val_loss"):  # their window was not hit
+        assert summary["metrics"][name] == known[0]["metrics"][name]
+    assert train(cfg) == summary
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_summary_without_its_model_is_not_believed(cfg, uninterrupted, capsys, damage):
+    train(cfg)
+    if damage == "gone":
+        shutil.rmtree(cfg.out / "final")
+    else:
+        os.truncate(cfg.out / "final" / checkpoint.MODEL, 10)
+    train(cfg)
+    assert "final" in capsys.readouterr().err and result(cfg) == uninterrupted(cfg)
 
 
 def test_rewarm_slows_new_coordinates_alone_and_resumes(cfg, tmp_path):

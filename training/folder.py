@@ -63,7 +63,20 @@ def own(out: Path, identity: dict) -> dict | None:
         shown = ", ".join(f"{k} ({theirs.get(k)} there, {ours.get(k)} here)" for k in keys[:4])
         more = f" and {len(keys) - 4} more" if len(keys) > 4 else ""
         raise UserError(f"{out} belongs to a run with another {shown}{more}; choose another --out")
-    return read_summary(out / "done.json") if (out / "done.json").exists() else None
+    return finished(out) if (out / "done.json").exists() else None
+
+
+def finished(out: Path) -> dict | None:
+    """done.json; None, and it is gone, where the model it tells of is not there or is damaged."""
+    done = read_summary(out / "done.json")
+    try:
+        if done["status"] == "done":
+            checkpoint.load(out / "final")
+    except UserError as error:
+        print(f"{error}; training it again", file=sys.stderr)
+        (out / "done.json").unlink()
+        return None
+    return done
 
 
 def read_summary(path: Path) -> dict:
@@ -99,14 +112,9 @@ class Log:
         if self.mute:
             return
         self.path = run.cfg.out / "metrics.jsonl"
-        there = self.path.stat().st_size if self.path.is_file() else 0
-        if there < state.metrics_bytes:
-            raise UserError(
-                f"{self.path} is shorter than its checkpoint knows; "
-                f"remove {run.cfg.out} to start again"
-            )
         self.file = open(self.path, "ab")
-        self.file.truncate(state.metrics_bytes)
+        self.file.truncate(min(self.file.tell(), state.metrics_bytes))
+        self._check(state.step)
         run_hash = checkpoint.hash_json(run.identity)
         self.track, self.end_track = start_tracker(run.cfg.tracker, run.cfg.out, run.name, run_hash)
         self.began, self.first_step, self.told = time.monotonic(), state.step, 0.0
@@ -126,8 +134,9 @@ class Log:
             return
         row = {"step": self.state.step, "tokens": self.run.spent(self.state.step)[0]}
         row |= {k: v if math.isfinite(v) else None for k, v in values.items()}
-        self.file.write((json.dumps(row) + "\n").encode())
-        self.file.flush()
+        with files.naming(self.path):
+            self.file.write((json.dumps(row) + "\n").encode())
+            self.file.flush()
         self.state.metrics_bytes = self.file.tell()
         self.track(row)
         if "loss" in row:
@@ -148,18 +157,37 @@ class Log:
         with suppress(OSError):  # only for watching; what matters is written elsewhere
             files.write_json(self.run.cfg.out / "progress.json", progress, durable=False)
 
+    def _check(self, steps: int) -> None:
+        """Say at the start, not after hours, what a damaged log has lost. It never costs a model:
+        the run goes on, and the summary counts the steps without a loss."""
+        if lost := steps - sum("loss" in row for row in self.rows()):
+            print(f"{self.path} is damaged: {lost} of {steps} steps are lost", file=sys.stderr)
+            self.file.write(b"\n")  # the next row starts a line, whatever stands before it
+
     def rows(self) -> list[dict]:
-        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+        """The readable lines."""
+        return [row for line in self.path.read_bytes().splitlines() if (row := parse_row(line))]
 
     def sync(self) -> None:
         """On disk before the checkpoint that counts on it."""
-        os.fsync(self.file.fileno())
+        with files.naming(self.path):
+            os.fsync(self.file.fileno())
 
     def close(self) -> None:
         if not self.mute:
             self.bar.close()
             self.file.close()
             self.end_track()
+
+
+def parse_row(line: bytes) -> dict | None:
+    """A line of metrics.jsonl; None where it is not whole."""
+    try:
+        row = json.loads(line)
+        good = isinstance(row["step"], int) and isinstance(row["tokens"], int)
+        return row if good and {"loss", "val_loss"} & set(row) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def start_tracker(

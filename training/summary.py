@@ -67,6 +67,7 @@ def summarize(run: Setup, state: State, reason: str | None, rows: list[dict]) ->
         "hardware": hardware(run.place),
         "versions": versions(),
         "curve": curve(losses, vals),
+        "lost_steps": state.step - len(losses),  # of a damaged log: the run went on without them
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -77,12 +78,12 @@ def metrics(run: Setup, ok: bool, losses: list[tuple], vals: list[tuple]) -> dic
     train_loss: mean over the last cfg.last_tokens training tokens (whole steps); spike: loss right
     after growth minus the parent's final loss, where both were measured on the same corpus.
     """
-    window = max(1, round(run.cfg.last_tokens / run.tokens_per_step))
-    parent, start = run.origin.parent or {}, vals[0][1]
+    window = max(1, round(run.cfg.last_tokens / run.tokens_per_step)) * run.tokens_per_step
+    parent, start = run.origin.parent or {}, dict(vals).get(0)
     same = parent.get("manifest_hash") == run.corpus.manifest_hash
     before = parent.get("val_loss") if same else None
     return {
-        "train_loss": mean([loss for _, loss in losses[-window:]]) if ok else None,
+        "train_loss": mean([v for t, v in losses if t > losses[-1][0] - window]) if ok else None,
         "val_loss": vals[-1][1] if ok else None,
         "val_loss_start": start,
         "spike": None if before is None or start is None else start - before,
