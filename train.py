@@ -17,6 +17,7 @@ order and the loss do not depend on their number.
 """
 
 import math
+import re
 import sys
 import time
 from contextlib import ExitStack, closing, nullcontext
@@ -331,8 +332,25 @@ def unpack_rng(states: dict) -> None:
         torch.cuda.set_rng_state_all([tensor(text) for text in states["cuda"]])
 
 
+def check_given(cfg: TrainConfig, words: list[str]) -> None:
+    """UserError where a --model option contradicts the checkpoint that --init names: it would be
+    ignored without a word."""
+    found = [re.match(r"--model\.(?:no-)?([\w-]+)", word) for word in words if cfg.init]
+    given = [match[1] for match in found if match]
+    theirs = checkpoint.model_config(checkpoint.load(cfg.init)) if given else None
+    for option in given:
+        name = option.replace("-", "_")
+        ours, there = getattr(cfg.model, name), getattr(theirs, name)
+        if ours != there:
+            raise UserError(
+                f"--model.{option} is {ours}, but the model in {cfg.init} has {there}; "
+                f"with --init leave the --model options out"
+            )
+
+
 def main() -> None:
     cfg = read_command_line(TrainConfig, __doc__)
+    check_given(cfg, sys.argv[1:])
     try:
         summary = train(cfg)
     except Interrupted as stop:

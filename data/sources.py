@@ -89,10 +89,14 @@ class Source:
 
 def open_source(name: str, text_field: str = "text", revision: str = "") -> Source:
     """The source called `name`; UserError when it is unknown, not installed or not there."""
-    if name.startswith("file:"):
-        return _files(name, text_field)
     if name in HUB_SETS:
         return _hub(name, HUB_SETS[name], revision)
+    if revision:
+        raise UserError(
+            f"revision is {revision!r}, but source {name} has none; it is for {', '.join(HUB_SETS)}"
+        )
+    if name.startswith("file:"):
+        return _files(name, text_field)
     makers = {"speeches": _speeches, "encyclopedia": _encyclopedia, "stdlib": _stdlib}
     if name not in makers:
         raise UserError(f"source is {name!r}; choose one of {NAMES}")

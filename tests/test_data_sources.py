@@ -256,6 +256,12 @@ def test_hub_failing_midway_is_one_line(monkeypatch):
         read("openwebtext")
 
 
+@pytest.mark.parametrize("name", ["speeches", "file:x.txt"])
+def test_revision_of_a_source_that_has_none_is_refused(name):
+    with pytest.raises(UserError, match="revision is 'abc', but source .* has none"):
+        open_source(name, revision="abc")
+
+
 def test_silent_hub_is_given_up_at_the_deadline(monkeypatch):
     monkeypatch.setattr(sources, "PROBE_SECONDS", 0.2)
     monkeypatch.setattr(sources, "_ask_hub", lambda repo, revision: time.sleep(3))

@@ -635,6 +635,23 @@ def test_exit_codes_and_messages_of_the_command(cfg, monkeypatch, capsys):
         assert f"at step {step + 1}" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_model_options_beside_init_are_never_ignored(cfg, tmp_path, monkeypatch, capsys):
+    train(cfg)
+    words = ["train.py", "--data", str(cfg.data), "--init", str(cfg.out / "final")]
+    words += ["--out", str(tmp_path / "next"), "--steps", "1", "--batch-size", "8"]
+    for more in (["--model.n-layer", "7"], ["--model.n_layer=7"], ["--model.no-tied"]):
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        with pytest.raises(SystemExit, match="2"):
+            exit_on_user_error(train_module.main)
+        line = capsys.readouterr().err
+        assert more[0].split("=")[0].replace("no-", "") in line, line
+        assert "with --init leave" in line and not (tmp_path / "next").exists()
+    same = ["--model.n-layer", str(MODEL.n_layer), "--model.tied"]
+    monkeypatch.setattr(sys, "argv", [*words, *same])
+    train_module.main()
+    assert "done" in capsys.readouterr().out
+
+
 def test_a_folder_belongs_to_one_config(cfg):
     train(cfg)
     before = result(cfg)
