@@ -203,6 +203,13 @@ PRESETS = {
         variants=PRETRAINED, needs_parent=True,
         train={"micro_batch": 1, "save_every": 50, "dtype": "float32"},
     ),
+    "pretrained-short": Preset(
+        "the first 40 steps of such a run, four variants: what two slow cores can pay",
+        "speeches", "gpt2", SMOLLM2, (576, 768), (0, 1, 2), 4, LR_PRETRAINED,
+        tokens=(40_960, 40_960), last_tokens=4_096, learn_batch=1, evals=5, eval_tokens=4_096,
+        variants=("parent-continued", "lossless-pad", "nrio", "srio"), needs_parent=True,
+        train={"micro_batch": 1, "save_every": 20, "dtype": "float32"},
+    ),
     "pretrained-x2": Preset(
         "a model you have, twice as wide, 2,000 steps of 65 k tokens, on a GPU",
         "openwebtext", "gpt2", replace(SMOLLM2, block_size=1024), (576, 1152), (0, 1, 2), 64,

@@ -4,6 +4,7 @@ python -m models.convert to-gpt2 CHECKPOINT OUT [--tokenizer tokenizer.json]    
 python -m models.convert from-gpt2 FOLDER OUT
 python -m models.convert from-llama FOLDER OUT [--context 256]                   # Mistral too
 python -m models.convert from-nanogpt ckpt.pt OUT [--vocab-size 50257]
+python -m models.convert from-gguf FILE OUT     # a quantized file as a float32 folder, to grow
 """
 
 import json
@@ -31,7 +32,7 @@ class ConvertConfig:
     """Convert between our checkpoints and Hugging Face GPT-2 or Llama folders or nanoGPT's."""
 
     direction: tyro.conf.Positional[
-        Literal["to-gpt2", "from-gpt2", "to-llama", "from-llama", "from-nanogpt"]
+        Literal["to-gpt2", "from-gpt2", "to-llama", "from-llama", "from-nanogpt", "from-gguf"]
     ]
     source: tyro.conf.Positional[Path]
     out: tyro.conf.Positional[Path]
@@ -45,6 +46,8 @@ def convert(cfg: ConvertConfig) -> None:
     """Write `cfg.out`; refuses an existing folder without force."""
     if cfg.direction in ("to-gpt2", "to-llama"):
         return convert_to(cfg, to_gpt2 if cfg.direction == "to-gpt2" else to_llama)
+    if cfg.direction == "from-gguf":
+        return dequantize(cfg.source, cfg.out, cfg.force)
     if cfg.direction == "from-nanogpt":
         return convert_nanogpt(cfg)
     weights, meta = read_folder(cfg.source, cfg.direction.removeprefix("from-"), cfg.context)
@@ -87,6 +90,39 @@ def convert_nanogpt(cfg: ConvertConfig) -> None:
     source = {"name": cfg.source.name, "sha256": digest, "licence": "not stated"}
     meta = {"config": ours.as_dict(), "step": 0, "source": source}
     checkpoint.save(cfg.out, weights, meta, force=cfg.force)
+
+
+def dequantize(file: Path, out: Path, force: bool = False) -> None:
+    """Write a GGUF file's model as a float32 Hugging Face folder, with its tokenizer and licence.
+
+    The values are those that the quantized model computes with. Raises UserError without the
+    packages that transformers needs for it, and for files that it cannot read.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options = {"gguf_file": file.name, "local_files_only": True}
+    try:
+        from gguf import GGUFReader
+
+        fields = GGUFReader(file).fields
+        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
+    except ImportError as error:
+        raise UserError(
+            f"reading GGUF needs more packages ({error}); run: pip install --no-deps gguf==0.19.0 "
+            f"accelerate==1.15.0 psutil==7.2.2"
+        ) from None
+    except Exception as error:  # noqa: BLE001 - any of transformers' own complaints
+        raise UserError(f"{file} cannot be read as a GGUF model ({error})") from None
+    del model.config.quantization_config  # the values are floats now
+    licence = fields["general.license"].contents() if "general.license" in fields else ""
+    with hf_folder.new_folder(out, force) as tmp:
+        plain = type(model)(model.config)
+        plain.load_state_dict(model.state_dict())
+        plain.save_pretrained(tmp)
+        tokenizer.save_pretrained(tmp)
+        header = f"---\nlicense: {licence}\n---\n" if licence else ""
+        (tmp / "README.md").write_text(f"{header}Dequantized from {file.name}.\n")
 
 
 def read_folder(path: Path, kind: str = "", context: int = 0) -> tuple[dict, dict]:

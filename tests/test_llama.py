@@ -1,7 +1,9 @@
 """Grouped-query attention: the model, every operator, and Llama folders to our GPT and back."""
 
 import json
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -221,3 +223,21 @@ def test_what_llama_lacks_is_refused(llama, tmp_path):
     with pytest.raises(UserError):
         convert.convert(convert.ConvertConfig("from-llama", llama, tmp_path / "x"))
     assert llama_name("h.11.mlp.up.weight") == "model.layers.11.mlp.up_proj.weight"
+
+
+def test_what_is_no_gguf_is_refused(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(UserError, match="GGUF"):  # with or without the packages that read it
+        convert.convert(convert.ConvertConfig("from-gguf", tmp_path / "x.gguf", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(
+    "SMOLLM2" not in os.environ, reason="set SMOLLM2 to a folder of it (README, from-gguf)"
+)
+def test_real_weights_grow_exactly(tmp_path):
+    """SmolLM2-135M, 576 -> 768 by padding: the same logits in float64 (4 GB, half a minute)."""
+    weights, meta = convert.read_folder(Path(os.environ["SMOLLM2"]), context=64)
+    small, old = {n: w.double() for n, w in weights.items()}, GPTConfig(**meta["config"])
+    child = grow(small, old, 768, GrowConfig("pad"))
+    assert gap(small, old, child.weights, child.cfg) < 1e-10
