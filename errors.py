@@ -62,6 +62,9 @@ def read_command_line(config: type, description: str | None):
 def _unboxed(box: str) -> str:
     """What tyro's box says above its first rule, and the first option that it suggests."""
     said, _, more = "\n".join(re.findall(r"^│ (.*) │$", box, re.MULTILINE)).partition("───")
+    choices = re.search(r"(.*)\. Expected one of \((.*)\)\.$", " ".join(said.split()))
+    if choices:
+        return f"{choices[1]}; choose one of {choices[2].replace(chr(39), '')}"
     likely = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", more)
     return said.strip() + (f" (perhaps {likely[1]}?)" if likely else "")
 

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from errors import UserError
-from growth.apply import LEARNED, wide_config
+from growth.apply import check_growth
+from growth.operators import find as find_operator
 from growth.optim import check_policy
 from growth.plan import GrowConfig
 from models.gpt import GPTConfig, count_parameters, flops_per_token
@@ -292,7 +293,7 @@ def make_run(
         batch = {} if "learn_batch" in overrides else {"learn_batch": preset.learn_batch}
         grow_cfg = replace(variant.grow, seed=seed, **batch)
         old, ages = preset.config(stage - 1), preset.widths[: stage - 1]
-        wide_config(old, cfg.d_model, grow_cfg, ages)  # refuses what cannot be
+        check_growth(old, cfg.d_model, grow_cfg, ages)  # refuses what cannot be
         steps -= learning_steps(grow_cfg, preset.batch_size, steps)
         grow = asdict(grow_cfg)
     starts = bool(variant.grow or variant.continues)  # from a parent
@@ -331,7 +332,7 @@ def make_run(
 
 def learning_steps(cfg: GrowConfig, batch_size: int, steps: int) -> int:
     """Steps of the stage that a learned operator pays for with its own: equal tokens for all."""
-    if cfg.operator not in LEARNED:
+    if not find_operator(cfg.operator).learned:
         return 0
     paid, rest = divmod(cfg.learn_steps * cfg.learn_batch, batch_size)
     if rest or paid >= steps:

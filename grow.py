@@ -10,48 +10,49 @@ train.py) and holds the report card: what changed in the logits, and what, if an
 approximate.
 """
 
-import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
-import torch
 import tyro
 
 import checkpoint
 from errors import UserError, exit_on_user_error, read_command_line
-from growth.apply import LEARNED, plan_gpt, wide_config
-from growth.child import grow_checkpoint
-from growth.exact import exact_config, new_head_dim
-from growth.folder import Growth, grow_folder, plan_folder
+from growth.apply import gpt_source, no_weights, plan_growth, wide_config
+from growth.child import ages_of, grow_checkpoint
+from growth.folder import grow_folder, plan_folder
+from growth.operators import find
 from growth.plan import GrowConfig
-from growth.report import print_card
+from growth.report import print_card, print_shapes
 from models import hf, hf_folder
-from models.gpt import GPT, count_parameters
+from models.gpt import count_parameters
+from models.sizes import MAX_WIDTH
+from settings import Above, Range
 
-MAX_WIDTH = 1_000_000  # far beyond any model
+Hidden = tyro.conf.Suppress  # settings of learned operators, which need data: run_ablations.py
 
 
-@dataclass(frozen=True)
-class GrowArgs:
+@dataclass(frozen=True, kw_only=True)
+class GrowArgs(GrowConfig):
     """What to grow, by how much, and how."""
 
     src: tyro.conf.Positional[Path]
     out: Path
-    factor: float = 0.0  # new width / old width; or give --width
-    width: int = 0
-    method: str = "auto"  # auto: lossless at whole factors, else pad; or another operator
-    heads: str = "more"  # more heads of the old size, or wider heads: more | wider
-    noise: float | None = None  # lossless: SNR in dB of exact noise that parts the copies
-    rope: str = "repeat"  # lossless wider heads: repeat | recompute (the note's, approximate)
-    gauge: str = "auto"  # scale of the wide stream: auto | norm | eps (growth/gauge.py)
-    epsilon: float = 0.5  # srio: gain of the new input block
-    attn: str = "random"  # what fills free attention blocks: random | zero | convex | tiled
-    ffn: str = "random"
-    embed: str = "random"
-    seed: int = 0  # of every random fill
+    factor: Annotated[float, Range(0)] = 0.0  # new width / old width; or give --width
+    width: Annotated[int, Range(0, MAX_WIDTH)] = 0
+    # auto: lossless at whole factors, else pad; or another operator
+    operator: Annotated[str, tyro.conf.arg(name="method")] = "auto"
+    # lossless: SNR in dB of exact noise that parts the copies
+    noise_db: Annotated[float | None, tyro.conf.arg(name="noise")] = None
+    # net2net, aki: RMS of the noise on copies, relative to the tensor's
+    noise: Annotated[float, tyro.conf.arg(name="copy-noise")] = GrowConfig.noise
+    learn_steps: Hidden[int] = GrowConfig.learn_steps
+    learn_batch: Hidden[int] = GrowConfig.learn_batch
+    learn_lr: Hidden[float] = GrowConfig.learn_lr
+    learn_weight_decay: Hidden[float] = GrowConfig.learn_weight_decay
     dtype: str = ""  # float32 | float64 | bfloat16 | float16; empty keeps the source's
-    shard_gb: float = 2.0  # largest weights file
+    shard_gb: Annotated[float, Above(0)] = 2.0  # largest weights file
     card: bool = True  # compare logits before and after, as a user would load them
     force: bool = False  # replace DST
     dry_run: bool = False
@@ -80,12 +81,6 @@ def check_places(args: GrowArgs) -> None:
             f"factor {args.factor:g} and width {args.width}: give exactly one of --factor F > 1 "
             f"and --width N"
         )
-    if not (args.factor < math.inf and args.width <= MAX_WIDTH):
-        raise UserError(
-            f"factor {args.factor:g}, width {args.width}: the new width must be at most {MAX_WIDTH}"
-        )
-    if not 0 < args.shard_gb < math.inf:
-        raise UserError(f"--shard-gb is {args.shard_gb}; it must be a finite number above 0")
     src, out = args.src.resolve(), args.out.resolve()
     if out == src or src in out.parents or out in src.parents:
         raise UserError(f"--out {args.out} overlaps the source {args.src}; choose another folder")
@@ -110,22 +105,14 @@ def new_width(args: GrowArgs, d_old: int) -> int:
 
 def settings(args: GrowArgs, d_old: int, d_new: int) -> GrowConfig:
     """The growth settings; `auto` repeats where the factor is whole and pads elsewhere."""
-    auto = "pad" if d_new % d_old else "lossless"
-    method = auto if args.method == "auto" else args.method
-    if args.noise is not None and method != "lossless":
-        raise UserError(f"--noise parts the copies that method lossless makes; {method} makes none")
-    return GrowConfig(
-        operator=method,
-        attn=args.attn,
-        ffn=args.ffn,
-        embed=args.embed,
-        epsilon=args.epsilon,
-        heads=args.heads,
-        gauge=args.gauge,
-        rope=args.rope,
-        noise_db=args.noise,
-        seed=args.seed,
-    )
+    found = {f.name: getattr(args, f.name) for f in fields(GrowConfig)}
+    if args.operator == "auto":
+        found["operator"] = "pad" if d_new % d_old else "lossless"
+    if args.noise_db is not None and found["operator"] != "lossless":
+        raise UserError(
+            f"--noise parts the copies that method lossless makes; {found['operator']} makes none"
+        )
+    return GrowConfig(**found)
 
 
 def check_room(out: Path, parameters: int) -> None:
@@ -139,25 +126,22 @@ def check_room(out: Path, parameters: int) -> None:
         )
 
 
-# ---- Hugging Face folders
-
-
 def grow_hugging_face(args: GrowArgs) -> None:
     quiet_transformers()
     raw = hf_folder.read_config(args.src)
     family = hf.family_of(raw.get("model_type"))
     d_old = hf.sizes_of(hf_folder.transformers_config(args.src), family).d_model
     d_new = new_width(args, d_old)
-    cfg = settings(args, d_old, d_new)
-    growth = plan_folder(args.src, d_new, cfg, args.dtype, args.allow_pickle)
+    growth = plan_folder(
+        args.src, d_new, settings(args, d_old, d_new), args.dtype, args.allow_pickle
+    )
     if args.dry_run:
-        old = growth.source.stored.shapes
-        print_shapes(old, growth.shapes)
-        print_notes(growth)
+        print_shapes(growth.source.stored.shapes, growth.shapes)
+        for note in growth.notes:
+            print(f"approximate: {note}")
         return
-    check_room(args.out, sum(s.numel() for s in growth.shapes.values()))
-    report = grow_folder(growth, args.out, args.force, args.shard_gb, args.card)
-    print_report(report)
+    check_room(args.out, growth.parameters[1])
+    print_card(grow_folder(growth, args.out, args.force, args.shard_gb, args.card))
     print(f"wrote {args.out}")
 
 
@@ -169,64 +153,21 @@ def quiet_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def print_shapes(old: dict, new: dict) -> None:
-    """name, old shape, new shape, and the totals."""
-    pad = max(len(name) for name in new)
-    for name, shape in new.items():
-        print(f"{name:<{pad}}  {tuple(old[name])!s:>16} -> {tuple(shape)}")
-    counts = [sum(s.numel() for s in shapes.values()) for shapes in (old, new)]
-    print(f"parameters {counts[0]:,} -> {counts[1]:,} (x{counts[1] / counts[0]:.2f})")
-
-
-def print_notes(growth: Growth) -> None:
-    for note in growth.notes:
-        print(f"approximate: {note}")
-
-
-def print_report(report: dict) -> None:
-    """The report card as a few aligned lines."""
-    settings = report["settings"]
-    print(f"{report['model_type']}, {settings['operator']}, {'/'.join(report['dtype'])}")
-    for key in ("d_model", "n_head", "head_dim", "d_ff"):
-        print("  {:<12} {} -> {}".format(key, *report[key]))
-    print("  {:<12} {:,} -> {:,}".format("parameters", *report["parameters"]))
-    if "max_abs_dlogit" in report:
-        relative = report["max_rel_dlogit"]
-        print(f"  max |dlogit| {report['max_abs_dlogit']:.3g} ({relative:.3g} of their std)")
-        print(f"  KL(old||new) {report['kl']:.3g} nats/token")
-    else:
-        print("  logits       not compared (no output head, or --no-card)")
-    print(f"  closest two  {report['closest_two_units']:.3g} (FFN units; 0: locked copies)")
-    for note in report["approximate"]:
-        print(f"  approximate  {note}")
-    size, seconds = report["bytes"] / 1e6, report["grow_seconds"]
-    print(
-        f"  written      {size:.0f} MB in {seconds:.1f} s ({report['wall_seconds']:.1f} s in all)"
-    )
-    print(f"  peak memory  {report['peak_rss_mb']:.0f} MB")
-
-
-# ---- our checkpoints
-
-
 def grow_ours(args: GrowArgs) -> None:
     if args.dtype:
         raise UserError("--dtype is for Hugging Face folders; our checkpoints keep theirs")
-    if args.method in LEARNED:
-        raise UserError(f"method {args.method!r} is learned and needs data; use run_ablations.py")
     ckpt = checkpoint.load(args.src)
     old = checkpoint.model_config(ckpt)
     d_new = new_width(args, old.d_model)
     cfg = settings(args, old.d_model, d_new)
+    if find(cfg.operator).learned:
+        raise UserError(f"method {cfg.operator!r} is learned and needs data; use run_ablations.py")
+    ages = ages_of(ckpt.meta, old.d_model)
+    plan = plan_growth(gpt_source(ckpt.model, old), d_new, cfg, ages)
+    new = wide_config(plan, old)
     if args.dry_run:
-        new = old.widened(d_new, new_head_dim(cfg, old.head_dim, old.d_model, d_new))
-        new = exact_config(plan_gpt(ckpt.model, old, new, cfg), old, new)
-        with torch.device("meta"):
-            wide = {name: p.shape for name, p in GPT(new, seed=None).named_parameters()}
-        print_shapes({name: t.shape for name, t in ckpt.model.items()}, wide)
-        assert count_parameters(new) == sum(shape.numel() for shape in wide.values())
+        print_shapes(*({n: p.shape for n, p in no_weights(cfg).items()} for cfg in (old, new)))
         return
-    new = wide_config(old, d_new, cfg)
     check_room(args.out, count_parameters(new))
     print_card(grow_checkpoint(args.src, args.out, d_new, cfg, force=args.force)["report"])
     print(f"wrote {args.out}")

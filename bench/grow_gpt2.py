@@ -53,7 +53,7 @@ def measure(name: str, options: list[str], source: Path, before, x_bt) -> dict:
     both = sum(weights_bytes(folder) for folder in (source, out))
     return {
         "name": name,
-        "grow_s": card["grow_seconds"],
+        "grow_s": card["wall_s"],
         "process_s": seconds,
         "peak_rss_mb": card["peak_rss_mb"],
         "limit_mb": 1.25 * both / 1e6,

@@ -26,7 +26,9 @@ from checks.zoo import CONTEXT, MODELS, VOCAB, D, Model, logits, shake
 from errors import UserError, exit_on_user_error, read_command_line
 from growth import folder
 from growth.apply import grow
+from growth.operators import find
 from growth.plan import GrowConfig
+from growth.report import compare
 from models import hf, hf_folder
 from models.gpt import GPT
 
@@ -131,8 +133,8 @@ def ours(spec: Model, dtype: torch.dtype, parent: Path):
         wide = GPT(grown.cfg, seed=None).to(dtype)
         checkpoint.load_weights(wide, checkpoint.load(parent).model, "the grown model")
         with torch.no_grad():
-            numbers = folder.compare(small(x_bt), wide(x_bt))
-        return numbers, folder.approximations(grown.plan)
+            numbers = compare(small(x_bt), wide(x_bt))
+        return numbers, find(settings.operator).inexact(grown.plan)
 
     with torch.no_grad():
         cell.rounding = relative(copy.deepcopy(small).double()(x_bt), small(x_bt))
@@ -150,7 +152,7 @@ def hugging_face(spec: Model, dtype: torch.dtype, parent: Path):
     def cell(factor: float, settings: GrowConfig):
         growth = folder.plan_folder(parent, round(D * factor), settings)
         folder.grow_folder(growth, wide, force=True, card=False, progress=False)
-        return folder.compare(before, logits(wide, source, dtype)), growth.notes
+        return compare(before, logits(wide, source, dtype)), growth.notes
 
     cell.rounding = relative(logits(parent, source, torch.float64), before)
     return cell
@@ -158,7 +160,7 @@ def hugging_face(spec: Model, dtype: torch.dtype, parent: Path):
 
 def relative(exact: torch.Tensor, rounded: torch.Tensor) -> float:
     """What the parent itself loses to its dtype, in the same measure."""
-    return folder.compare(exact, rounded)["max_rel_dlogit"]
+    return compare(exact, rounded)["max_rel_dlogit"]
 
 
 # ---- the table

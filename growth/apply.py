@@ -1,38 +1,83 @@
-"""Grow one of our GPTs: sizes and ages from two configs, every parameter through the operator."""
+"""The one pipeline of growth: a Source and a width make a Plan, and every parameter goes through
+its operator, one at a time. growth/child.py writes what comes out as our checkpoint,
+growth/folder.py as a Hugging Face folder."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
 from errors import UserError
-from growth import exact_srio, ligo, lossless, lrio, mrio, net2net, nrio, pad, sparkling, srio
-from growth.exact import exact_config, new_head_dim
-from growth.learn import Learned, LearnResult, learn, widen
-from growth.plan import GrowConfig, Plan
-from growth.rotation import theta
-from models.axes import gpt_arch, specs
+from growth.learn import LearnResult, learn
+from growth.operators import OPERATORS, find
+from growth.plan import GrowConfig, Plan, Source
+from models.axes import Spec, gpt_arch, specs
 from models.gpt import GPT, GPTConfig
+from models.sizes import fitting
 
-OPERATORS = {
-    "nrio": nrio.grow_tensor,
-    "srio": srio.grow_tensor,
-    "mrio": mrio.grow_tensor,
-    "net2net": net2net.grow_tensor,
-    "aki": net2net.grow_advanced,
-    "sparkling": sparkling.grow_tensor,
-    "lossless": lossless.grow_tensor,
-    "pad": pad.grow_tensor,
-    "exact-srio": exact_srio.grow_tensor,
-}
-LEARNED = {  # start, maps, base, fold: growth/learn.py
-    "srio-lo": Learned(srio.turn_params, srio.turn_maps, nrio.grow_tensor, srio.fold),
-    "srio-free": Learned(srio.free_params, srio.free_maps, nrio.grow_tensor, srio.fold),
-    "mrio-lo": Learned(mrio.turn_params, mrio.turn_maps, nrio.grow_tensor, srio.fold),
-    "lrio": Learned(lrio.free_params, lrio.free_maps, nrio.grow_tensor, lrio.fold),
-    "lrio-orth": Learned(lrio.orthogonal_params, lrio.orthogonal_maps, nrio.grow_tensor, lrio.fold),
-    "ligo": Learned(ligo.init_params, ligo.maps, nrio.fold_norm, ligo.fold),
-}
+
+def plan_growth(source: Source, d_new: int, cfg: GrowConfig, ages: tuple[int, ...] = ()) -> Plan:
+    """The plan for `source` at width `d_new`; no tensor is read. ages: the widths of earlier
+    stages, oldest first, without the present one (a model never grown has none).
+
+    Raises UserError for an unknown operator, an impossible width (with the nearest that work), and
+    for what the operator cannot do with this model.
+    """
+    operator, wider = find(cfg.operator), cfg.heads == "wider"
+    if wider and not operator.wider_heads:
+        able = [name for name, each in OPERATORS.items() if each.wider_heads]
+        raise UserError(
+            f"heads wider needs one of {', '.join(able)}, not {cfg.operator!r}; use heads more"
+        )
+
+    def plan(d: int) -> Plan:
+        new = source.sizes.at_width(d, wider, operator.whole)
+        made = Plan(cfg, source, new, (*ages, source.sizes.d_model, d))
+        operator.check(made)
+        return made
+
+    return fitting(plan, source.sizes.d_model, d_new)
+
+
+@torch.no_grad()
+def grow_all(
+    plan: Plan, params: dict | None = None, names: Iterable[str] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, wide tensor) of every parameter, or of `names`, one at a time. params: a learned
+    operator's."""
+    make = maker(plan, params)
+    for name in plan.specs if names is None else names:
+        yield name, make(plan.specs[name])
+
+
+def maker(plan: Plan, params: dict | None) -> Callable[[Spec], torch.Tensor]:
+    """spec -> wide tensor."""
+    operator = find(plan.cfg.operator)
+    if operator.grow_tensor:
+        return lambda spec: operator.grow_tensor(plan, spec)
+    if params is None:
+        raise UserError(
+            f"method {plan.cfg.operator!r} is learned and needs training batches: run_ablations.py"
+        )
+    maps = operator.learned.maps(plan, params)
+    return lambda spec: operator.learned.fold(plan, spec, operator.learned.base(plan, spec), maps)
+
+
+def stored_as(name: str, wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`wide` in the dtype it is stored in; UserError where an entry is not finite there."""
+    stored = wide.to(dtype).contiguous()
+    if torch.isfinite(torch.stack(stored.aminmax())).all():  # NaN and inf reach the extremes
+        return stored
+    if torch.isfinite(torch.stack(wide.aminmax())).all():
+        raise UserError(
+            f"grown parameter {name} has entries up to {wide.abs().max().item():.3g}, more than "
+            f"{dtype} holds; store it as bfloat16 or float32"
+        )
+    raise UserError(f"grown parameter {name} is not finite; check the source's {name}")
+
+
+# ---- our GPTs
 
 
 @dataclass(frozen=True)
@@ -46,28 +91,6 @@ class Grown:
     learned: LearnResult | None = None
 
 
-def plan_gpt(weights: dict, old: GPTConfig, new: GPTConfig, cfg: GrowConfig, ages=()) -> Plan:
-    """The plan for old -> new; `ages` are the widths of earlier stages, oldest first, without
-    old.d_model (a model never grown has none)."""
-    sizes = {
-        "residual": (old.d_model, new.d_model),
-        "heads": (old.n_head * old.head_dim, new.n_head * new.head_dim),
-        "kv": (old.kv_heads * old.head_dim, new.kv_heads * new.head_dim),
-        "ffn": (old.d_ff, new.d_ff),
-    }
-    return Plan(
-        cfg,
-        specs("gpt", weights),
-        sizes,
-        (old.head_dim, new.head_dim),
-        old.n_layer,
-        (*ages, old.d_model, new.d_model),
-        weights,
-        old.tied,
-        gpt_arch(old, new),
-    )
-
-
 def grow(
     weights: dict,
     old: GPTConfig,
@@ -79,48 +102,47 @@ def grow(
     """Widen a GPT's state_dict to `d_new` (head_dim kept, more heads, unless cfg.heads is wider).
 
     batches: (x, y) tokens (B, T) for cfg.learn_steps steps; learned operators need them.
-    Raises UserError for an unknown operator, an impossible width, or epsilon out of range.
+    Raises UserError as plan_growth does.
     """
-    new = wide_config(old, d_new, cfg, ages)
-    plan, learned = plan_gpt(weights, old, new, cfg, ages), None
-    new = exact_config(plan, old, new)
-    if cfg.operator in LEARNED:
-        if batches is None:
-            raise UserError(f"operator {cfg.operator!r} is learned and needs training batches")
-        operator = LEARNED[cfg.operator]
-        learned = learn(plan, operator, new, batches)
-        with torch.no_grad():
-            base = {name: operator.base(plan, spec) for name, spec in plan.specs.items()}
-            wide = widen(plan, operator, base, learned.params)
-    else:
-        operator = OPERATORS[cfg.operator]
-        wide = {name: operator(plan, spec) for name, spec in plan.specs.items()}
+    plan, learned = plan_growth(gpt_source(weights, old), d_new, cfg, ages), None
+    new, operator = wide_config(plan, old), find(cfg.operator)
+    if operator.learned and batches is not None:
+        learned = learn(plan, operator.learned, new, batches)
+    wide = dict(grow_all(plan, learned and learned.params))
     check_covers(wide, new)
     return Grown(wide, new, plan, learned)
 
 
-def wide_config(
-    old: GPTConfig, d_new: int, cfg: GrowConfig, ages: tuple[int, ...] = ()
-) -> GPTConfig:
-    """The grown model's sizes, without touching a weight; the UserErrors that grow() would raise
-    for the operator, the width and epsilon."""
-    names = (*OPERATORS, *LEARNED)
-    if cfg.operator not in names:
-        raise UserError(f"operator {cfg.operator!r} is unknown; choose one of {', '.join(names)}")
-    new = old.widened(d_new, new_head_dim(cfg, old.head_dim, old.d_model, d_new))
-    if new.d_model == old.d_model:
-        raise UserError(f"new width {d_new} is the old width; growth needs a larger one")
-    for epsilon in (cfg.epsilon, *cfg.epsilons):
-        theta(epsilon, old.d_model, d_new, cfg.epsilon_reading)
-    if cfg.operator.startswith("mrio"):  # an older age is narrower: its range of epsilon is too
-        mrio.angles(cfg, (*ages, old.d_model, d_new))
-    return new
+def gpt_source(weights: dict, cfg: GPTConfig) -> Source:
+    return Source(specs("gpt", weights), weights, cfg.sizes, gpt_arch(cfg), cfg.tied)
+
+
+def wide_config(plan: Plan, old: GPTConfig) -> GPTConfig:
+    """The grown model's config, with the epsilon and the RoPE frequencies its operator asks for."""
+    change = find(plan.cfg.operator).config_change(plan)
+    return replace(
+        old.resized(plan.new),
+        norm_eps=old.norm_eps * change.eps,
+        rope_repeat=old.rope_repeat * change.rope_repeat,
+        rope_theta=old.rope_theta**change.theta_power,
+    )
+
+
+def check_growth(old: GPTConfig, d_new: int, cfg: GrowConfig, ages: tuple[int, ...] = ()) -> Plan:
+    """The plan for a model of this config without its weights; the UserErrors of plan_growth."""
+    return plan_growth(gpt_source(no_weights(old), old), d_new, cfg, ages)
+
+
+@cache
+def no_weights(cfg: GPTConfig) -> dict[str, torch.Tensor]:
+    """The model's parameters by name, shapes without memory."""
+    with torch.device("meta"):
+        return dict(GPT(cfg, seed=None).named_parameters())
 
 
 def check_covers(weights: dict, cfg: GPTConfig) -> None:
     """Every parameter of the wide model is there once, by name, with its shape and finite."""
-    with torch.device("meta"):
-        target = {name: p.shape for name, p in GPT(cfg, seed=None).named_parameters()}
+    target = {name: p.shape for name, p in no_weights(cfg).items()}
     assert weights.keys() == target.keys(), f"names differ: {weights.keys() ^ target.keys()}"
     for name, w in weights.items():
         assert w.shape == target[name], f"{name}: {tuple(w.shape)}, needs {tuple(target[name])}"

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 import checkpoint
-from growth.apply import LEARNED, grow
+from growth.apply import grow, stored_as
+from growth.operators import find
 from growth.optim import carry
 from growth.plan import GrowConfig
 from growth.report import report_card
@@ -38,10 +39,9 @@ def grow_checkpoint(
     old = checkpoint.model_config(ckpt)
     lineage = ckpt.meta.get("lineage", [])
     # a static operator acts in float64: the card then measures the operator, not the rounding
-    exact = (
-        ckpt.model if cfg.operator in LEARNED else {k: w.double() for k, w in ckpt.model.items()}
-    )
-    grown = grow(exact, old, d_new, cfg, ages_of(ckpt.meta, old.d_model), batches)
+    learns = find(cfg.operator).learned
+    weights = ckpt.model if learns else {k: w.double() for k, w in ckpt.model.items()}
+    grown = grow(weights, old, d_new, cfg, ages_of(ckpt.meta, old.d_model), batches)
     moments = carry(grown.plan, ckpt.optimizer, optimizer)
     wall_s, learned = time.perf_counter() - began, grown.learned
     x_bt, y_bt = probe or random_probe(old)
@@ -67,8 +67,8 @@ def grow_checkpoint(
     }
     if moments:
         meta["optimizer_step"] = ckpt.meta["optimizer_step"]
-    weights = {name: w.to(ckpt.model[name].dtype) for name, w in grown.weights.items()}
-    checkpoint.save(out, weights, meta, moments, force=force)
+    stored = {n: stored_as(n, w, ckpt.model[n].dtype) for n, w in grown.weights.items()}
+    checkpoint.save(out, stored, meta, moments, force=force)
     return record
 
 

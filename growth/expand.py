@@ -89,7 +89,7 @@ def combination(plan: Plan, spec: Spec, space: str) -> torch.Tensor:
     """
     old, new = plan.sizes[space]
     if space == "residual":
-        key = f"{spec.name.rsplit('.', 1)[0]}:{spec.part}:residual"
+        key = f"{spec.module}:{spec.part}:residual"
     else:
         key = f"layer {spec.layer}:{'heads' if space == 'kv' else space}"
     unit = plan.unit(space)

@@ -14,21 +14,11 @@ function needs epsilon' = epsilon * s^2 (or / n). Two choices of s matter:
 """
 
 import math
-from dataclasses import dataclass
 
 from growth.plan import Plan
 from models.axes import Spec
 
 HOMOGENEOUS = ("relu", "leaky_relu")  # f(s x) = s f(x) for s > 0
-
-
-@dataclass(frozen=True)
-class ConfigChange:
-    """What the wide model's config must say for the result to be exact."""
-
-    eps: float = 1.0  # the norms' epsilon is multiplied by this
-    rope_repeat: int = 1  # every RoPE frequency stands this often in a row
-    theta_power: float = 1.0  # rope_theta becomes rope_theta ** theta_power
 
 
 def gauge(plan: Plan) -> str:

@@ -7,7 +7,7 @@ interruption repeats the same steps: the result depends on the plan and the batc
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -17,26 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from errors import UserError
+from growth.operator import Learned
 from growth.plan import Plan
-from models.axes import Spec
 from models.gpt import GPT, GPTConfig, flops_per_token
 
 BETAS, CLIP = (0.9, 0.95), 1.0
-
-
-@dataclass(frozen=True)
-class Learned:
-    """A learned operator in four functions.
-
-    start(plan): its parameters before step 0; maps(plan, params): the matrices they stand for;
-    base(plan, spec): what of a tensor depends on no parameter, computed once; fold(plan, spec,
-    base, maps): the wide tensor, differentiable in the maps.
-    """
-
-    start: Callable[[Plan], dict[str, torch.Tensor]]
-    maps: Callable[[Plan, dict], dict[str, torch.Tensor]]
-    base: Callable[[Plan, Spec], torch.Tensor]
-    fold: Callable[[Plan, Spec, torch.Tensor, dict], torch.Tensor]
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,23 @@
-"""What one growth step needs to know: its settings, the sizes before and after, the old weights.
+"""What one growth step needs to know: its settings, the model, the sizes before and after.
 
-An operator is a module with one function, grow_tensor(plan, spec, params) -> the wide tensor of one
-named parameter. It sees a single parameter at a time (plus plan.weights for the norm it follows),
-so a checkpoint larger than memory can be streamed through it. Learned operators are made of the
-four functions that growth/learn.py names; it trains their parameters and growth/apply.py folds
-them.
+This is the contract of growth/operators/: an operator sees a Plan and one Spec at a time.
 """
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 import torch
 
-from errors import UserError
 from models.axes import Arch, Spec
+from models.sizes import Sizes
+from settings import Above, Range, check
 
-POLICIES = ("random", "zero", "convex", "tiled")
+Block = Literal["random", "zero", "convex", "tiled"]
+BLOCKS = get_args(Block)  # what may fill new blocks (growth/expand.py)
 
 
 @dataclass(frozen=True)
@@ -26,90 +25,101 @@ class GrowConfig:
     """Settings of one growth step; what the paper leaves open has a default and a switch."""
 
     operator: str = "srio"
-    attn: str = "random"  # policy of q, k, v, o: random | zero | convex | tiled
-    ffn: str = "random"  # policy of up, gate, down
-    embed: str = "random"  # policy of token and position embeddings and an untied head
-    cross: str = "random"  # old-new and new-old blocks of a tiled matrix: random | zero
-    dirichlet: float = 0.05  # concentration of the convex weights; small means near-copies
-    std: float = 0.02  # random fill; residual writers use std / sqrt(2 n_layer)
-    epsilon: float = 0.5  # gain of the new input block
-    epsilon_reading: str = "row-sum"  # row-sum | block
+    attn: Block = "random"  # what fills free attention blocks (q, k, v, o)
+    ffn: Block = "random"  # the same for up, gate, down
+    embed: Block = "random"  # for token and position embeddings and an untied head
+    cross: Literal["random", "zero"] = "random"  # old-new and new-old blocks of a tiled matrix
+    # concentration of the convex weights; small means near-copies
+    dirichlet: Annotated[float, Above(0)] = 0.05
+    # of the random fill; residual writers use std / sqrt(2 n_layer)
+    std: Annotated[float, Above(0)] = 0.02
+    epsilon: float = 0.5  # srio, mrio: gain of the new input block
+    epsilon_reading: Literal["row-sum", "block"] = "row-sum"
     epsilons: tuple[float, ...] = ()  # mrio: one per older age, oldest first; none: epsilon
     rotate_weights: bool = True
     rotate_embeddings: bool = True
-    heads: str = "more"  # more heads of one size, or wider ones: more | wider (exact operators)
-    gauge: str = "auto"  # scale of the exactly grown stream: auto | norm | eps (growth/gauge.py)
-    rope: str = "repeat"  # lossless, wider heads: repeat the frequencies | recompute (approximate)
-    noise_db: float | None = None  # lossless: exact noise on copies, this SNR in dB; None is none
-    norm: str = "rotate"  # LayerNorm gains and shifts: rotate | keep | fold (into the readers)
-    noise: float = 0.01  # net2net, aki: RMS of the noise on copies, relative to the tensor's
-    learn_steps: int = 100  # learned operators: AdamW steps, counted in tokens and FLOPs
-    learn_batch: int = 16  # sequences per step
-    learn_lr: float = 1e-3  # constant
-    learn_weight_decay: float = 0.1  # all but LiGO learn a change from their start: decays to it
-    seed: int = 0
+    heads: Literal["more", "wider"] = "more"  # more heads of the old size, or wider heads
+    # scale of the exactly grown stream (growth/gauge.py)
+    gauge: Literal["auto", "norm", "eps"] = "auto"
+    # lossless, wider heads: repeat the frequencies, or recompute them (approximate)
+    rope: Literal["repeat", "recompute"] = "repeat"
+    # lossless: SNR in dB of exact noise that parts the copies; None is none
+    noise_db: float | None = None
+    # LayerNorm gains and shifts: rotated, kept, or folded into the readers
+    norm: Literal["rotate", "keep", "fold"] = "rotate"
+    # net2net, aki: RMS of the noise on copies, relative to the tensor's
+    noise: Annotated[float, Range(0)] = 0.01
+    learn_steps: Annotated[int, Range(1)] = 100  # AdamW steps, counted in tokens and FLOPs
+    learn_batch: Annotated[int, Range(1)] = 16  # sequences per step
+    learn_lr: Annotated[float, Above(0)] = 1e-3  # constant
+    # all but LiGO learn a change from their start: decays to it
+    learn_weight_decay: Annotated[float, Range(0)] = 0.1
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0  # of every random fill
 
     def __post_init__(self):
-        choices = {name: POLICIES for name in ("attn", "ffn", "embed")} | {
-            "cross": ("random", "zero"),
-            "norm": ("rotate", "keep", "fold"),
-            "heads": ("more", "wider"),
-            "gauge": ("auto", "norm", "eps"),
-            "rope": ("repeat", "recompute"),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(
-                    f"grow.{name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}"
-                )
-        for name in ("dirichlet", "std", "learn_lr"):
-            value = getattr(self, name)
-            if not (np.isfinite(value) and value > 0):
-                raise UserError(f"grow.{name} is {value}; it must be a finite number > 0")
-        for name in ("learn_steps", "learn_batch"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise UserError(f"grow.{name} is {value!r}; it must be a whole number >= 1")
-        for name in ("noise", "learn_weight_decay"):
-            value = getattr(self, name)
-            if not (np.isfinite(value) and value >= 0):
-                raise UserError(f"grow.{name} is {value}; it must be a finite number >= 0")
-        if self.noise_db is not None and not np.isfinite(self.noise_db):
-            raise UserError(f"grow.noise_db is {self.noise_db}; it must be a finite number of dB")
-        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
-            raise UserError(f"grow.seed is {self.seed}; it must be a whole number in 0..2**63-1")
+        check(self, "grow.")
         object.__setattr__(self, "epsilons", tuple(self.epsilons))  # JSON gives a list
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One growth step of one model.
+class Source:
+    """A model to grow, whoever stored it.
 
-    sizes: space -> (old, new), for every space of the table that has a width; ages: the residual
-    width after each age, oldest first, ending in the new width; weights: the old tensors by name.
+    weights: the old tensors by name, read when asked for; arch: what else the maths must know;
+    tied: whether the output head is the embedding.
     """
 
-    cfg: GrowConfig
     specs: dict[str, Spec]
-    sizes: dict[str, tuple[int, int]]
-    head_dim: tuple[int, int]
-    n_layer: int
-    ages: tuple[int, ...]
     weights: Mapping[str, torch.Tensor] = field(repr=False)
-    tied: bool = True
+    sizes: Sizes
     arch: Arch = Arch()
+    tied: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One growth step of one model. ages: the residual width after each age, oldest first, ending
+    in the new width."""
+
+    cfg: GrowConfig
+    source: Source
+    new: Sizes
+    ages: tuple[int, ...]
 
     @property
-    def d_old(self) -> int:
-        return self.sizes["residual"][0]
+    def specs(self) -> dict[str, Spec]:
+        return self.source.specs
 
     @property
-    def d_new(self) -> int:
-        return self.sizes["residual"][1]
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        return self.source.weights
 
     @property
-    def dtype(self) -> torch.dtype:
-        return next(iter(self.weights.values())).dtype
+    def arch(self) -> Arch:
+        return self.source.arch
+
+    @property
+    def tied(self) -> bool:
+        return self.source.tied
+
+    @cached_property
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """space -> (old, new), for every space that has a width."""
+        new = self.new.spaces
+        return {space: (old, new[space]) for space, old in self.source.sizes.spaces.items()}
+
+    @property
+    def head_dim(self) -> tuple[int, int]:
+        return self.source.sizes.head_dim, self.new.head_dim
+
+    @cached_property
+    def n_layer(self) -> int:
+        return 1 + max((s.layer for s in self.specs.values() if s.layer is not None), default=-1)
+
+    @property
+    def rotary(self) -> tuple[int, int]:
+        """Coordinates of a head that RoPE turns, before and after."""
+        return self.source.sizes.rotary, self.new.rotary
 
     @cached_property
     def post_norm(self) -> bool:
@@ -120,6 +130,18 @@ class Plan:
     def post_ln(self) -> bool:
         """A LayerNorm does: the mean over the stream then depends on the input (BERT)."""
         return self.post_norm and self.arch.norm == "layernorm"
+
+    @property
+    def d_old(self) -> int:
+        return self.source.sizes.d_model
+
+    @property
+    def d_new(self) -> int:
+        return self.new.d_model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.weights.values())).dtype
 
     def size(self, space: str, tensor_size: int) -> tuple[int, int]:
         """(old, new) of an axis; spaces without a width (vocab, position) keep the tensor's."""
@@ -139,3 +161,6 @@ class Plan:
         """A generator of its own for every key: draws depend on neither order nor operator, so two
         variants with one growth seed fill the same block with the same numbers."""
         return np.random.Generator(np.random.Philox(key=[self.cfg.seed, zlib.crc32(key.encode())]))
+
+    def with_weights(self, weights: Mapping[str, torch.Tensor]) -> "Plan":
+        return replace(self, source=replace(self.source, weights=weights))

@@ -1,65 +1,118 @@
 """The growth report card: what one growth step did, measured on a fixed probe of tokens.
 
-Everything is computed in float64 from weights grown in float64, so that "exact" can be read off the
-numbers: max |delta logit| of an exact operator is round-off, ~1e-14 of the logits' spread. (The
-child is stored in its parent's dtype, and rounds to that; learned operators learn in it.)
+card() is the part that every model has: it asks the old and the new model for logits and looks at
+the new weights. report_card() is our GPTs', with loss, gradients and rank, everything in float64
+from weights grown in float64, so that "exact" can be read off the numbers: max |delta logit| of an
+exact operator is round-off, ~1e-14 of the logits' spread. (The child is stored in its parent's
+dtype, and rounds to that; learned operators learn in it.)
 """
 
-import torch
-import torch.nn.functional as F
+import re
+from collections.abc import Callable, Mapping
 
-from growth.exact import EXACT
+import torch
+
+from growth.gauge import gauge
+from growth.operators import find
 from growth.plan import Plan
 from models.gpt import GPT, GPTConfig, count_parameters
 
 KINDS = {"embed": "embed", "head": "embed", "norm": "norm"}
 KINDS |= dict.fromkeys(("q", "k", "v", "o"), "attn") | dict.fromkeys(("up", "gate", "down"), "ffn")
+UNITS = 256  # FFN neurons of a layer that are compared with all of it
+
+
+def card(
+    plan: Plan,
+    parameters: tuple[int, int],
+    wide: Mapping[str, torch.Tensor],
+    logits: Callable[[], tuple[torch.Tensor | None, torch.Tensor | None]],
+) -> dict:
+    """JSON-able facts and measurements of one growth step. parameters: (old, new) counts; wide: the
+    new tensors by name, read one at a time; logits(): those of the old and the new model on the
+    same tokens, None where there are none to compare."""
+    reasons = find(plan.cfg.operator).inexact(plan)
+    found = {
+        "operator": plan.cfg.operator,
+        "gauge": gauge(plan),
+        "d_model": [plan.d_old, plan.d_new],
+        "n_head": list(plan.sizes["head"]),
+        "head_dim": list(plan.head_dim),
+        "d_ff": list(plan.sizes["ffn"]),
+        "parameters": list(parameters),
+        "contract": "approximate" if reasons else "exact",
+        "approximate": reasons,
+        "duplicate_distance": duplicate_distance(plan, wide),
+    }
+    before, after = logits()
+    return found if before is None or after is None else found | compare(before, after)
+
+
+def compare(before: torch.Tensor, after: torch.Tensor) -> dict:
+    """max |delta logit|, the same over the logits' standard deviation, and KL(old || new) in nats
+    per token."""
+    before, after = before.double(), after.double()
+    delta = (after - before).abs().max().item()
+    log_p, log_q = before.log_softmax(-1), after.log_softmax(-1)
+    return {
+        "max_abs_dlogit": delta,
+        "max_rel_dlogit": delta / before.std().item(),
+        "kl": max(0.0, (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()),
+    }
+
+
+def duplicate_distance(plan: Plan, wide: Mapping[str, torch.Tensor], n: int = UNITS) -> float:
+    """The smallest distance between two FFN neurons of one layer, each the unit vector of its
+    incoming and outgoing weights: 0 means two units are copies and will stay so (symmetry lock).
+    Two units without any weight are copies too. In a layer of more than n units, the first n are
+    compared with all. A layer: an encoder's or a decoder's, and of one expert."""
+    layers: dict[str, list] = {}
+    for name, spec in plan.specs.items():
+        if spec.part in ("up", "gate", "down") and not spec.is_bias:
+            expert = re.search(r"experts\.(\d+)\.", name)
+            layer = name.partition(f".{spec.layer}.")[0], spec.layer, expert and expert[1]
+            dim = next(i for i, space in enumerate(spec.axes) if space in ("ffn", "expert_ffn"))
+            layers.setdefault(layer, []).append((name, dim))
+    return min((closest(wide, parts, n) for parts in layers.values()), default=float("inf"))
+
+
+def closest(wide: Mapping[str, torch.Tensor], parts: list[tuple[str, int]], n: int) -> float:
+    """duplicate_distance of one layer; parts: (name, dimension of its neurons)."""
+    gram, squares = 0.0, 0.0
+    for name, dim in parts:
+        units = wide[name].double().movedim(dim, 0)  # (F, D)
+        gram, squares = gram + units[:n] @ units.T, squares + units.square().sum(1)
+    norm = squares.sqrt()
+    if (norm == 0).sum() > 1:
+        return 0.0
+    cosine = gram / (norm[:n, None] * norm).clamp(min=1e-300)
+    cosine.diagonal().fill_(-1.0)
+    return max(2 - 2 * cosine.max().item(), 0.0) ** 0.5
+
+
+# ---- our GPTs
 
 
 def report_card(
     plan: Plan, old: GPTConfig, wide: dict, new: GPTConfig, x_bt: torch.Tensor, y_bt: torch.Tensor
 ) -> dict:
-    """JSON-able measurements of one growth step; x, y (B, T) are the probe's tokens and targets."""
+    """card(), and what training will meet; x, y (B, T) are the probe's tokens and targets."""
     small, large = load(plan.weights, old), load(wide, new)
+    parameters = count_parameters(old), count_parameters(new)
     with torch.no_grad():
-        before, after = small(x_bt), large(x_bt)
-        loss_before, loss_after = (
-            F.cross_entropy(z.flatten(0, 1), y_bt.flatten()).item() for z in (before, after)
-        )
-        log_p, log_q = before.log_softmax(-1), after.log_softmax(-1)
-        kl = (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()
-        delta, spread = (after - before).abs().max().item(), before.std().item()
-    return {
-        "operator": plan.cfg.operator,
-        "d_model": [old.d_model, new.d_model],
-        "parameters": [count_parameters(old), count_parameters(new)],
+        found = card(plan, parameters, wide, lambda: (small(x_bt), large(x_bt)))
+        losses = [model(x_bt, y_bt).item() for model in (small, large)]
+    return found | {
         "probe_tokens": x_bt.numel(),
-        "loss": [loss_before, loss_after],
-        "spike": loss_after - loss_before,
-        "max_abs_dlogit": delta,
-        "max_rel_dlogit": delta / spread,
-        "kl": kl,
-        "contract": contract(plan),
-        "exact": delta / spread < 1e-10,
+        "loss": losses,
+        "spike": losses[1] - losses[0],
+        "exact": found["max_rel_dlogit"] < 1e-10,
         "gradient_rms_new_to_old": gradient_ratios(plan, large, x_bt, y_bt),
-        "duplicate_distance": duplicate_distance(wide, new.n_layer),
         "effective_rank": {
             "stream": effective_rank(stream(large, x_bt)),
             "stream_before": effective_rank(stream(small, x_bt)),
         },
     }
-
-
-def contract(plan: Plan) -> str:
-    """What the operator promises: exact, exact if ..., or approximate. `exact` is what was seen."""
-    operator = plan.cfg.operator
-    if operator in EXACT:
-        return "exact"
-    if operator in ("net2net", "sparkling"):
-        return "exact if the factor is whole" + (", noise 0" if operator == "net2net" else "")
-    if operator in ("srio", "mrio") and plan.arch.norm == "rmsnorm" and plan.cfg.norm == "fold":
-        return "exact if the new blocks are silent"
-    return "approximate"
 
 
 def load(weights, cfg: GPTConfig) -> GPT:
@@ -74,7 +127,7 @@ def gradient_ratios(plan: Plan, model: GPT, x_bt: torch.Tensor, y_bt: torch.Tens
 
     Empty where old and new coordinates interleave and no block is old: wider heads, k-fold repeat.
     """
-    if plan.cfg.heads == "wider" or plan.cfg.operator == "lossless":
+    if plan.cfg.heads == "wider" or not find(plan.cfg.operator).old_first:
         return {}
     model.zero_grad()
     model(x_bt, y_bt).backward()
@@ -97,23 +150,6 @@ def gradient_ratios(plan: Plan, model: GPT, x_bt: torch.Tensor, y_bt: torch.Tens
     }
 
 
-def duplicate_distance(weights: dict, n_layer: int) -> float:
-    """The smallest distance between two FFN neurons of one layer, each the unit vector of its
-    incoming and outgoing weights: 0 means two units are copies and will stay so (symmetry lock).
-    Two units without any weight are copies too."""
-    smallest = float("inf")
-    for i in range(n_layer):
-        mlp = {k.removeprefix(f"h.{i}.mlp."): w for k, w in weights.items() if f"h.{i}.mlp" in k}
-        parts = [mlp["up.weight"], mlp.get("gate.weight"), mlp["down.weight"].T]
-        units = torch.cat([w for w in parts if w is not None], 1).double()
-        units = F.normalize(units, dim=1)
-        dead = units.square().sum(1) == 0
-        gram = (units @ units.T).fill_diagonal_(-1.0)
-        closest = 0.0 if dead.sum() > 1 else max(2 - 2 * gram.max().item(), 0.0) ** 0.5
-        smallest = min(smallest, closest)
-    return smallest
-
-
 @torch.no_grad()
 def stream(model: GPT, x_bt: torch.Tensor) -> torch.Tensor:
     """The residual stream before the last norm, (B T, D)."""
@@ -131,20 +167,50 @@ def effective_rank(a_nd: torch.Tensor) -> float:
     return torch.exp(-(p * p.clamp(min=1e-300).log()).sum()).item()
 
 
+# ---- printing
+
+
 def print_card(card: dict) -> None:
-    """The card as a few aligned lines for a terminal."""
-    old, new = card["d_model"]
-    ratios = card["gradient_rms_new_to_old"].items()
-    ratios = ", ".join(f"{k} {v:.3g}" for k, v in ratios if "." not in k)
-    verdict = "exact" if card["exact"] else "approximate"
-    print(f"{card['operator']}: width {old} -> {new}, {verdict} (float64)")
-    print(f"  contract          {card['contract']}")
-    print("  parameters        {:,} -> {:,}".format(*card["parameters"]))
-    print("  probe loss        {:.4f} -> {:.4f} nats".format(*card["loss"]))
-    print(f"  max |dlogit|      {card['max_abs_dlogit']:.3g} ({card['max_rel_dlogit']:.3g} of std)")
-    print(f"  KL(old || new)    {card['kl']:.3g} nats/token")
-    print(f"  gradient new:old  {ratios}")
-    rank = card["effective_rank"]
-    print(f"  effective rank    {rank['stream_before']:.1f} -> {rank['stream']:.1f} (stream)")
-    print(f"  closest two units {card['duplicate_distance']:.3g}")
-    print(f"  wall time         {card['wall_s']:.2f} s")
+    """The card as a few aligned lines for a terminal; what a model has not is left out."""
+    kind = [card[key] for key in ("model_type", "operator") if key in card]
+    verdict = card["contract"] if card.get("exact", True) else "approximate"
+    print(f"{', '.join([*kind, *card.get('dtype', [])])}: {verdict}")
+    for label, text in lines(card):
+        print(f"  {label:<17} {text}")
+
+
+def lines(card: dict) -> list[tuple[str, str]]:
+    found = [(key, "{} -> {}".format(*card[key])) for key in ("d_model", "n_head", "head_dim")]
+    found += [("d_ff", "{} -> {}".format(*card["d_ff"]))]
+    found += [("parameters", "{:,} -> {:,}".format(*card["parameters"]))]
+    if "loss" in card:
+        found += [("probe loss", "{:.4f} -> {:.4f} nats".format(*card["loss"]))]
+    if "max_abs_dlogit" in card:
+        spread = f"({card['max_rel_dlogit']:.3g} of their std)"
+        found += [("max |dlogit|", f"{card['max_abs_dlogit']:.3g} {spread}")]
+        found += [("KL(old || new)", f"{card['kl']:.3g} nats/token")]
+    else:
+        found += [("logits", "not compared (no output head, or --no-card)")]
+    found += [("closest two", f"{card['duplicate_distance']:.3g} (FFN units; 0: locked copies)")]
+    ratios = card.get("gradient_rms_new_to_old", {}).items()
+    if ratios:
+        text = ", ".join(f"{kind} {ratio:.3g}" for kind, ratio in ratios if "." not in kind)
+        found += [("gradient new:old", text)]
+    if "effective_rank" in card:
+        text = "{stream_before:.1f} -> {stream:.1f} (stream)".format(**card["effective_rank"])
+        found += [("effective rank", text)]
+    found += [("approximate", note) for note in card["approximate"]]
+    found += [("wall time", f"{card['wall_s']:.2f} s")]
+    if "bytes" in card:
+        found += [("written", f"{card['bytes'] / 1e6:.0f} MB")]
+        found += [("peak memory", f"{card['peak_rss_mb']:.0f} MB")]
+    return found
+
+
+def print_shapes(old: Mapping[str, torch.Size], new: Mapping[str, torch.Size]) -> None:
+    """name, old shape, new shape, and the totals."""
+    pad = max(len(name) for name in new)
+    for name, shape in new.items():
+        print(f"{name:<{pad}}  {tuple(old[name])!s:>16} -> {tuple(shape)}")
+    counts = [sum(s.numel() for s in shapes.values()) for shapes in (old, new)]
+    print(f"parameters {counts[0]:,} -> {counts[1]:,} (x{counts[1] / counts[0]:.2f})")

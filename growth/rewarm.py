@@ -5,7 +5,6 @@ of those are scaled, outside train.py's loop, by hooks on the optimizer that rem
 """
 
 import math
-from dataclasses import replace
 
 import torch
 
@@ -14,9 +13,7 @@ from models.gpt import GPT, GPTConfig
 
 def shapes_before(cfg: GPTConfig, d_old: int) -> dict[str, torch.Size]:
     """Parameter shapes of the model that cfg's grew from (head_dim and d_ff/d_model kept)."""
-    n_kv_head = max(min(cfg.n_kv_head, 1), cfg.n_kv_head * d_old // cfg.d_model)
-    old = replace(cfg, d_model=d_old, n_head=d_old // cfg.head_dim, n_kv_head=n_kv_head,
-                  d_ff=cfg.d_ff * d_old // cfg.d_model)  # fmt: skip
+    old = cfg.resized(cfg.sizes.at_width(d_old))
     with torch.device("meta"):
         return {name: p.shape for name, p in GPT(old, seed=None).named_parameters()}
 
@@ -53,7 +50,8 @@ class NewCoordinateWarmup:
         self.done += 1
         group = optimizer.param_groups[0]
         step = int(optimizer.state[self.grown[0][0]]["step"])  # the same for all of them
-        s = min(1.0, self.done / self.steps) * bias(self.done, group) / bias(step, group)
+        ramp = min(1.0, self.done / self.steps)
+        s = ramp * correction(self.done, group) / correction(step, group)
         for p, block in self.grown:
             slow = torch.lerp(self.before[p], p, s)
             slow[block] = p[block]
@@ -68,7 +66,7 @@ class NewCoordinateWarmup:
         self.handles = []
 
 
-def bias(step: int, group: dict) -> float:
+def correction(step: int, group: dict) -> float:
     """Adam's bias correction of an update: sqrt(1 - beta2^step) / (1 - beta1^step)."""
     beta1, beta2 = group["betas"]
     return math.sqrt(1 - beta2**step) / (1 - beta1**step)

@@ -71,12 +71,9 @@ def rotate(x: torch.Tensor, dim: int, ages: tuple[int, ...], G: torch.Tensor) ->
     return (x + per_unit).movedim(-1, dim)
 
 
-def row_sums(angle: float, d_old: int, d_new: int) -> torch.Tensor:
-    """The 2 x 2 row-sum matrix of R over the blocks (old, new), float64: entry (a, b) is what each
-    row of block a sums to over the columns of block b. R^T's is that of -angle."""
-    r = math.sqrt(d_old / (d_new - d_old))
-    c, s = math.cos(angle), math.sin(angle)
-    return torch.tensor([[c, -s / r], [s * r, c]], dtype=torch.float64)
+def along(w: torch.Tensor, dim: int, M: torch.Tensor) -> torch.Tensor:
+    """M times every vector along `dim` of w: (.., n, ..) -> (.., m, ..) for M (m, n)."""
+    return (w.movedim(dim, -1) @ M.T).movedim(-1, dim)
 
 
 def dense(ages: tuple[int, ...], G: torch.Tensor) -> torch.Tensor:

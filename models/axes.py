@@ -346,8 +346,7 @@ HEADS = {  # what a class's own head reads, where the family's table does not sa
 
 @dataclass(frozen=True)
 class Arch:
-    """What the maths of growth must know of an architecture beyond its table; (old, new) pairs
-    where growth changes the number."""
+    """What the maths of growth must know of an architecture beyond its table."""
 
     norm: str = "layernorm"  # layernorm | rmsnorm
     affine: bool = True  # False: norms have no gains (OLMo)
@@ -358,7 +357,6 @@ class Arch:
     head_activation: str = ""  # of the dense layer before the output head (BERT's MLM), if any
     scaled_attention: bool = True  # scores divided by sqrt(head_dim); T5's are not
     rope: str = ""  # "" | half (Llama: pairs i, i + K/2) | pairs (RoFormer: pairs 2i, 2i + 1)
-    rotary: tuple[int, int] = (0, 0)  # rotated coordinates of a head
     scaled_head: bool = False  # logits divided by sqrt(d) (T5; Gemma's tied head)
 
 
@@ -386,6 +384,11 @@ class Spec:
     @property
     def is_bias(self) -> bool:
         return self.name.endswith("bias")
+
+    @property
+    def module(self) -> str:
+        """The name of the layer it belongs to."""
+        return self.name.rsplit(".", 1)[0]
 
     @property
     def out_dim(self) -> int:
@@ -531,13 +534,11 @@ def matches(rows: list[Row], name: str) -> list[tuple[Row, re.Match]]:
     return [(row, match) for row in rows if (match := row.pattern.fullmatch(name))]
 
 
-def gpt_arch(old, new) -> Arch:
-    """Arch of our GPT (models/gpt.py) between two configs."""
-    rope = old.position == "rope"
+def gpt_arch(cfg) -> Arch:
+    """Arch of our GPT (models/gpt.py)."""
     return Arch(
-        norm=old.norm,
-        activation="silu" if old.activation == "swiglu" else old.activation,
-        gated=old.activation == "swiglu",
-        rope="half" if rope else "",
-        rotary=(old.head_dim, new.head_dim) if rope else (0, 0),
+        norm=cfg.norm,
+        activation="silu" if cfg.activation == "swiglu" else cfg.activation,
+        gated=cfg.activation == "swiglu",
+        rope="half" if cfg.position == "rope" else "",
     )

@@ -14,6 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from errors import UserError
+from models.sizes import Sizes
 from settings import Above, Range, check
 
 Size = Annotated[int, Range(1, 10**9)]  # beyond any model, and no product of two overflows
@@ -68,52 +69,29 @@ class GPTConfig:
     def kv_heads(self) -> int:
         return self.n_kv_head or self.n_head
 
+    @property
+    def sizes(self) -> Sizes:
+        sizes = self.d_model, self.n_head, self.kv_heads, self.head_dim, self.d_ff
+        return Sizes(*sizes, rotary_part=1.0 if self.position == "rope" else 0.0)
+
     def as_dict(self) -> dict:
         """The config as rows, checkpoints and hashes hold it: asdict without young fields that are
         unset, so that a model keeps its hash when the class gains a field."""
         return {k: v for k, v in asdict(self).items() if k not in YOUNG or v != YOUNG[k]}
 
-    def widened(self, d_model: int, head_dim: int | None = None) -> "GPTConfig":
-        """The same model at a new width: head_dim kept (more heads) unless given; F/D kept."""
-        head_dim = head_dim or self.head_dim
-        if d_model < self.d_model:
-            raise UserError(
-                f"new width {d_model} is below the old width {self.d_model}; "
-                f"growth needs d_new >= {self.d_model}"
-            )
-        if d_model % head_dim:
-            raise UserError(
-                f"new width {d_model} is no multiple of head_dim {head_dim}; the nearest that are: "
-                f"{d_model // head_dim * head_dim} and {(d_model // head_dim + 1) * head_dim}"
-            )
-        if self.d_ff * d_model % self.d_model:
-            raise UserError(
-                f"d_ff {self.d_ff} does not scale from width {self.d_model} to {d_model} in whole "
-                f"numbers; choose a width that keeps d_ff/d_model"
-            )
-        n_head = d_model // head_dim
+    def resized(self, new: Sizes) -> "GPTConfig":
         return replace(
             self,
-            d_model=d_model,
-            head_dim=head_dim,
-            n_head=n_head,
-            n_kv_head=self.widened_kv_heads(n_head),
-            d_ff=self.d_ff * d_model // self.d_model,
+            d_model=new.d_model,
+            n_head=new.n_head,
+            n_kv_head=new.kv_heads,
+            head_dim=new.head_dim,
+            d_ff=new.d_ff,
         )
 
-    def widened_kv_heads(self, n_head: int) -> int:
-        """n_kv_head beside `n_head` query heads: the groups stay, or a single key head does."""
-        group = self.n_head // self.kv_heads
-        if n_head == self.n_head or group == 1:
-            return self.n_kv_head
-        if n_head % group == 0:
-            return n_head // group
-        if self.n_kv_head == 1:
-            return 1
-        raise UserError(
-            f"{n_head} heads do not split into the {group} query heads per key head that this "
-            f"model has; choose a width of whole groups, a multiple of {group * self.head_dim}"
-        )
+    def widened(self, d_model: int) -> "GPTConfig":
+        """The same model at a new width, or at its own: head_dim kept (more heads), F/D kept."""
+        return self.resized(self.sizes.widened(d_model)) if d_model != self.d_model else self
 
 
 class Attention(nn.Module):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from errors import UserError
 from models.axes import Arch
+from models.sizes import Sizes
 
 
 @dataclass(frozen=True)
@@ -102,32 +103,6 @@ FAMILIES = {
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The widths of one model; kv_heads equals n_head without grouped-query attention."""
-
-    d_model: int
-    n_head: int
-    kv_heads: int
-    head_dim: int
-    d_ff: int
-    expert_ffn: int = 0
-
-    @property
-    def spaces(self) -> dict[str, int]:
-        """The width of every space of the axis tables."""
-        return {
-            "residual": self.d_model,
-            "heads": self.n_head * self.head_dim,
-            "kv": self.kv_heads * self.head_dim,
-            "head": self.n_head,
-            "ffn": self.d_ff,
-            "pooled": self.d_model,
-            "head_dim": self.head_dim,
-            "expert_ffn": self.expert_ffn,
-        }
-
-
 def family_of(model_type: str) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UserError(
@@ -157,10 +132,19 @@ def sizes_of(config, family: Family) -> Sizes:
         (family.head_dim and getattr(config, family.head_dim, None)) or d // heads,
         getattr(config, family.ffn) or 4 * d,
         getattr(config, family.expert_ffn) if family.expert_ffn else 0,
+        rotary_part(config, family),
+        getattr(config, family.rotary_dim) if family.rotary_dim else 0,
     )
 
 
-def arch_of(config, family: Family, old: Sizes, new: Sizes) -> Arch:
+def rotary_part(config, family: Family) -> float:
+    """The share of a head's coordinates that RoPE turns."""
+    if family.rope == "half":
+        return config.rope_parameters.get("partial_rotary_factor", 1.0)
+    return 1.0 if family.rope else 0.0
+
+
+def arch_of(config, family: Family) -> Arch:
     """What the maths needs to know of this model (models/axes.py, Arch)."""
     hidden = family.head_activation
     return Arch(
@@ -173,20 +157,9 @@ def arch_of(config, family: Family, old: Sizes, new: Sizes) -> Arch:
         head_activation=hidden and getattr(config, hidden, hidden),
         scaled_attention=getattr(config, "scale_attn_weights", True) and family.scaled_attention,
         rope=family.rope,
-        rotary=rotary(config, family, old.head_dim, new.head_dim) if family.rope else (0, 0),
         scaled_head=getattr(config, "scale_decoder_outputs", False)
         or (family.scaled_embed and config.tie_word_embeddings),
     )
-
-
-def rotary(config, family: Family, *head_dims: int) -> tuple[int, ...]:
-    """How many coordinates of a head RoPE turns, at each size of it."""
-    if family.rotary_dim:
-        return (getattr(config, family.rotary_dim),) * len(head_dims)
-    part = 1.0
-    if family.rope == "half":
-        part = config.rope_parameters.get("partial_rotary_factor", 1.0)
-    return tuple(int(head_dim * part) for head_dim in head_dims)
 
 
 def widened_config(raw: dict, config, family: Family, new: Sizes) -> dict:

@@ -1,9 +1,11 @@
 """Small models for the growth tests: every parameter random, float64, gains and shifts included."""
 
+import math
+
 import torch
 
-from growth.apply import plan_gpt
-from growth.plan import GrowConfig
+from growth.apply import gpt_source
+from growth.plan import GrowConfig, Plan
 from models.gpt import GPT, GPTConfig
 
 
@@ -47,4 +49,13 @@ def gap(weights: dict, cfg: GPTConfig, wide: dict, wide_cfg: GPTConfig) -> float
 
 def plan(old: GPTConfig, d_new: int, ages=(), weights=None, **settings):
     weights = random_weights(old) if weights is None else weights
-    return plan_gpt(weights, old, old.widened(d_new), GrowConfig(**settings), ages)
+    source, new = gpt_source(weights, old), old.widened(d_new).sizes
+    return Plan(GrowConfig(**settings), source, new, (*ages, old.d_model, d_new))
+
+
+def row_sums(angle: float, d_old: int, d_new: int) -> torch.Tensor:
+    """The 2 x 2 row-sum matrix of R over the blocks (old, new), float64: entry (a, b) is what each
+    row of block a sums to over the columns of block b. R^T's is that of -angle."""
+    r = math.sqrt(d_old / (d_new - d_old))
+    c, s = math.cos(angle), math.sin(angle)
+    return torch.tensor([[c, -s / r], [s * r, c]], dtype=torch.float64)

@@ -1,6 +1,7 @@
 """A child checkpoint: cumulative costs, lineage, carried Adam state; and its report card."""
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from growth.apply import grow
 from growth.child import grow_checkpoint
 from growth.plan import GrowConfig
 from growth.report import duplicate_distance, effective_rank, report_card
+from models.axes import specs
 from models.gpt import GPT, GPTConfig
 from train import train
 from training.settings import TrainConfig
@@ -199,6 +201,7 @@ def test_duplicate_distance_by_hand():
     up = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     down = torch.zeros(2, 3)
     weights = {"h.0.mlp.up.weight": up, "h.0.mlp.down.weight": down}
-    assert duplicate_distance(weights, 1) == pytest.approx(0, abs=1e-7)
+    p = SimpleNamespace(specs=specs("gpt", weights))
+    assert duplicate_distance(p, weights) == pytest.approx(0, abs=1e-7)
     weights["h.0.mlp.down.weight"] = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
-    assert duplicate_distance(weights, 1) == pytest.approx((2 - 2**0.5) ** 0.5)
+    assert duplicate_distance(p, weights) == pytest.approx((2 - 2**0.5) ** 0.5)

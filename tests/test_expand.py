@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from errors import UserError
 from growth.expand import combination, expand
-from growth.plan import POLICIES, GrowConfig
+from growth.plan import BLOCKS, GrowConfig
 from tests.grown import plan, tiny
 
 few = settings(max_examples=20, deadline=None)
@@ -25,7 +25,7 @@ def wide_of(p, name: str) -> torch.Tensor:
 
 
 @few
-@given(widths, st.sampled_from(POLICIES), st.sampled_from(POLICIES), st.sampled_from(POLICIES))
+@given(widths, st.sampled_from(BLOCKS), st.sampled_from(BLOCKS), st.sampled_from(BLOCKS))
 def test_the_old_block_is_kept_and_the_shape_is_right(sizes, attn, ffn, embed):
     p = grown(*sizes, attn=attn, ffn=ffn, embed=embed)
     for name, spec in p.specs.items():
@@ -42,7 +42,7 @@ def test_convex_rows_are_weights(sizes, concentration, seed):
     for name in ("h.0.attn.q.weight", "h.1.mlp.up.weight", "wte.weight"):
         spec = p.specs[name]
         for space in set(spec.axes) & set(p.sizes):
-            C = combination(p, spec, spec.part, space)
+            C = combination(p, spec, space)
             assert C.shape == (p.sizes[space][1] - p.sizes[space][0], p.sizes[space][0])
             assert (C >= 0).all()
             torch.testing.assert_close(C.sum(1), torch.ones(len(C)).double())
@@ -54,7 +54,7 @@ def test_convex_matrix_is_B_W_Bt(sizes):
     p = grown(*sizes, attn="convex")
     name = "h.0.attn.o.weight"
     W, wide, spec = p.weights[name], wide_of(p, name), p.specs[name]
-    C_out, C_in = (combination(p, spec, "o", axis) for axis in spec.axes)
+    C_out, C_in = (combination(p, spec, axis) for axis in spec.axes)
     n = len(W)
     torch.testing.assert_close(wide[n:, :n], C_out @ W)
     torch.testing.assert_close(wide[:n, n:], W @ C_in.T)
@@ -63,12 +63,12 @@ def test_convex_matrix_is_B_W_Bt(sizes):
 
 def test_convex_heads_mix_whole_heads_and_agree_across_q_k_v_o():
     p = grown(2, 3, head_dim=4, attn="convex")
-    mixes = [combination(p, p.specs[f"h.0.attn.{part}.weight"], part, "heads") for part in "qkvo"]
+    mixes = [combination(p, p.specs[f"h.0.attn.{part}.weight"], "heads") for part in "qkvo"]
     assert all(torch.equal(mixes[0], mix) for mix in mixes[1:])
     blocks = mixes[0].view(3, 4, 2, 4).permute(0, 2, 1, 3)  # new head, old head, 4 x 4
     scale = blocks[..., 0, 0][..., None, None]
     torch.testing.assert_close(blocks, scale * torch.eye(4, dtype=blocks.dtype))
-    other = combination(p, p.specs["h.1.attn.q.weight"], "q", "heads")
+    other = combination(p, p.specs["h.1.attn.q.weight"], "heads")
     assert not torch.equal(mixes[0], other)  # layers draw on their own
 
 

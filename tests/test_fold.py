@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from growth.apply import LEARNED, OPERATORS, grow
+from growth.apply import grow
 from growth.gate import Gate
+from growth.operators import OPERATORS
 from growth.plan import GrowConfig
 from models.gpt import GPT, GPTConfig
 from tests.grown import model_of, random_weights, tiny, tokens
@@ -34,7 +35,7 @@ def ops_of_a_step(model: GPT, cfg: GPTConfig) -> Counter:
     return counted.ops
 
 
-@pytest.mark.parametrize("operator", [*OPERATORS, *LEARNED])
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_a_grown_model_is_a_plain_gpt(operator):
     old = tiny(8)
     cfg = GrowConfig(operator=operator, attn="convex", ffn="tiled", learn_steps=1)

@@ -10,8 +10,10 @@ import torch
 import checkpoint
 from checks import exactness, zoo
 from errors import UserError
-from growth import folder, gauge, lossless, pad
+from growth import folder, operator
+from growth.operators import OPERATORS, lossless, pad
 from growth.plan import GrowConfig
+from growth.report import compare
 from models import convert, gpt2, hf, hf_folder, rope
 from models.double import Float64
 from models.gpt import GPT, GPTConfig
@@ -51,11 +53,22 @@ def test_every_family_grows_exactly(name, tmp_path):
         assert numbers["max_rel_dlogit"] < TOLERANCE and not notes
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_copies_are_exact_at_whole_factors_in_every_family(name, tmp_path):
+    """Shared key heads, T5's table over heads and its logits over sqrt(d) included."""
+    cell = exactness.hugging_face(zoo.MODELS[name], torch.float64, tmp_path / "parent")
+    for settings in (GrowConfig("net2net", noise=0.0), GrowConfig("sparkling")):
+        numbers, notes = cell(2, settings)
+        assert numbers["max_rel_dlogit"] < TOLERANCE and not notes
+    numbers, notes = cell(1.5, GrowConfig("net2net", noise=0.0))
+    assert numbers["max_rel_dlogit"] > 1e-3 and "whole factors" in notes[0]
+
+
 INEXACT = ["GPT-2", "BERT ReLU", "RoFormer", "T5", "Llama GQA", "GPT-NeoX", "Gemma 3", "OLMo tied"]
 
 
 @pytest.mark.parametrize("name", INEXACT + ["OLMo 2", "ModernBERT", "Phi-3", "Qwen3-MoE"])
-@pytest.mark.parametrize("operator", ["srio", "nrio", "ligo-init"])
+@pytest.mark.parametrize("operator", ["srio", "mrio", "nrio", "aki", "ligo-init"])
 def test_inexact_operators_run_everywhere(operator, name, tmp_path):
     assert 1e-3 < error(name, 1.5, GrowConfig(operator), tmp_path) < 1e3
 
@@ -130,7 +143,8 @@ def test_gelu_split(name, tmp_path, monkeypatch):
 
 
 def test_epsilon(tmp_path, monkeypatch):
-    monkeypatch.setattr(lossless, "config_change", lambda plan: gauge.ConfigChange())
+    kept = replace(OPERATORS["lossless"], config_change=lambda plan: operator.ConfigChange())
+    monkeypatch.setitem(OPERATORS, "lossless", kept)
     assert error("GPT-2", 2, GrowConfig("lossless"), tmp_path) > 1e-8
 
 
@@ -256,7 +270,7 @@ def test_rope_frequencies_survive_two_growths(tmp_path):
     growth = folder.plan_folder(tmp_path / "wide", 128, cfg)
     folder.grow_folder(growth, tmp_path / "wider", card=False)
     a, b = (zoo.logits(tmp_path / n, source, torch.float64) for n in ("parent", "wider"))
-    assert folder.compare(a, b)["max_rel_dlogit"] < TOLERANCE
+    assert compare(a, b)["max_rel_dlogit"] < TOLERANCE
 
 
 def test_repeated_frequencies_are_the_same_bits():

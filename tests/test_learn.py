@@ -5,14 +5,15 @@ import torch
 from torch.func import functional_call
 
 from errors import UserError
-from growth import nrio
-from growth.apply import LEARNED, grow
+from growth.apply import grow
 from growth.learn import fold_flops, learn, widen
+from growth.operators import OPERATORS, nrio
 from growth.plan import GrowConfig
 from models.gpt import GPT, flops_per_token
 from tests.grown import model_of, plan, random_weights, tiny, tokens
 
 STEPS = 12
+LEARNED = [name for name, operator in OPERATORS.items() if operator.learned]
 
 
 def batches(cfg, n: int = STEPS, seed: int = 0) -> list:
@@ -28,7 +29,7 @@ def learned_plan(operator: str, d_new: int = 12, old=None, **settings):
 
 def start(p):
     """(operator, base tensors, parameters that ask for gradients)."""
-    operator = LEARNED[p.cfg.operator]
+    operator = OPERATORS[p.cfg.operator].learned
     base = {name: operator.base(p, spec) for name, spec in p.specs.items()}
     return operator, base, {n: v.requires_grad_() for n, v in operator.start(p).items()}
 
@@ -75,7 +76,7 @@ def test_learning_lowers_the_loss_and_is_deterministic(operator):
 def test_costs_are_counted():
     old = tiny(8)
     new, p = old.widened(12), learned_plan("lrio")
-    result = learn(p, LEARNED["lrio"], new, batches(old))
+    result = learn(p, OPERATORS["lrio"].learned, new, batches(old))
     x, _ = batches(old)[0]
     assert (result.steps, result.tokens) == (STEPS, STEPS * x.numel())
     assert len(result.losses) == STEPS and result.wall_s > 0
@@ -99,7 +100,7 @@ def test_weight_decay_pulls_to_the_start():
     sizes = {}
     for decay in (0.0, 50.0):
         p = learned_plan("lrio", learn_weight_decay=decay)
-        D = learn(p, LEARNED["lrio"], old.widened(12), batches(old)).params["out"]
+        D = learn(p, OPERATORS["lrio"].learned, old.widened(12), batches(old)).params["out"]
         sizes[decay] = D.abs().max().item()
     assert 0 < sizes[50.0] < sizes[0.0]
 
@@ -107,26 +108,26 @@ def test_weight_decay_pulls_to_the_start():
 def test_divergence_is_refused_with_advice():
     with pytest.raises(UserError, match=r"loss (nan|inf) at step \d+ with learn_lr 1e\+300; lower"):
         p = learned_plan("lrio", learn_lr=1e300)
-        learn(p, LEARNED["lrio"], tiny(8).widened(12), batches(tiny(8)))
+        learn(p, OPERATORS["lrio"].learned, tiny(8).widened(12), batches(tiny(8)))
 
 
 def test_too_few_batches_are_refused():
     with pytest.raises(UserError, match="12 steps but only 5 batches"):
         p = learned_plan("ligo")
-        learn(p, LEARNED["ligo"], tiny(8).widened(12), batches(tiny(8), n=5))
+        learn(p, OPERATORS["ligo"].learned, tiny(8).widened(12), batches(tiny(8), n=5))
 
 
 def test_an_operator_that_acts_on_nothing_is_refused():
     with pytest.raises(UserError, match="nothing to learn"):
         p = learned_plan("srio-lo", rotate_weights=False, norm="keep")
-        learn(p, LEARNED["srio-lo"], tiny(8).widened(12), batches(tiny(8)))
+        learn(p, OPERATORS["srio-lo"].learned, tiny(8).widened(12), batches(tiny(8)))
     p = learned_plan("srio-lo", rotate_weights=False)  # gains alone: the "in" angle has no gradient
-    result = learn(p, LEARNED["srio-lo"], tiny(8).widened(12), batches(tiny(8)))
+    result = learn(p, OPERATORS["srio-lo"].learned, tiny(8).widened(12), batches(tiny(8)))
     assert result.params["out"] != 0 and result.params["in"] == 0
 
 
 def test_progress_is_shown(capsys):
     p = learned_plan("srio-lo")
-    learn(p, LEARNED["srio-lo"], tiny(8).widened(12), batches(tiny(8)))
+    learn(p, OPERATORS["srio-lo"].learned, tiny(8).widened(12), batches(tiny(8)))
     shown = capsys.readouterr()
     assert "learning srio-lo" in shown.err and not shown.out

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 import checkpoint
 from checks import zoo
 from errors import UserError
-from growth import folder, ligo
-from growth.apply import LEARNED, OPERATORS, grow
+from growth import folder
+from growth.apply import grow
 from growth.expand import combination
+from growth.operators import OPERATORS, ligo
 from growth.plan import GrowConfig, Plan
 from growth.rewarm import shapes_before
 from models import convert
@@ -71,9 +72,9 @@ def test_bad_groups_are_refused(n_kv_head):
 
 def test_widths_keep_whole_groups():
     assert GROUPED.widened(24).n_kv_head == 3
-    assert GROUPED.widened(32, head_dim=8).n_kv_head == 2  # wider heads
+    assert GROUPED.sizes.at_width(32, wider_heads=True).kv_heads == 2
     assert SINGLE.widened(24).n_kv_head == 1 and SINGLE.widened(32).n_kv_head == 2
-    with pytest.raises(UserError, match="multiple of 8"):
+    with pytest.raises(UserError, match="2.5 key heads; the nearest that work: 24 and 32"):
         GROUPED.widened(20)
     for cfg in (GROUPED, SINGLE):
         before = shapes_before(cfg.widened(24), 16)
@@ -83,7 +84,7 @@ def test_widths_keep_whole_groups():
 # ---- growth
 
 
-@pytest.mark.parametrize("operator", [*OPERATORS, *LEARNED])
+@pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("old", [GROUPED, SINGLE, tiny(16, n_kv_head=2, **LLAMA)])
 def test_every_operator_grows_grouped_heads(operator, old):
     weights, d_new = random_weights(old), 32 if operator == "lossless" else 24

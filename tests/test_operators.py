@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import UserError
-from growth import ligo, lrio, mrio, net2net, srio
-from growth.apply import LEARNED, OPERATORS, check_covers, grow
+from growth.apply import check_covers, grow
 from growth.learn import widen
+from growth.operators import OPERATORS, ligo, lrio, mrio, net2net, srio
 from growth.plan import GrowConfig
-from growth.rotation import dense, givens, row_sums, theta
-from tests.grown import gap, plan, random_weights, tiny
+from growth.rotation import dense, givens, theta
+from tests.grown import gap, plan, random_weights, row_sums, tiny
 
 few = settings(max_examples=20, deadline=None)
 FAMILIES = {
@@ -30,12 +30,12 @@ FAMILIES = {
 def through(p, name=None) -> dict:
     """Every wide tensor of a plan, as its static operator makes it."""
     operator = OPERATORS[name or p.cfg.operator]
-    return {n: operator(p, spec) for n, spec in p.specs.items()}
+    return {n: operator.grow_tensor(p, spec) for n, spec in p.specs.items()}
 
 
 def at_start(p) -> dict:
     """Every wide tensor of a plan as its learned operator starts."""
-    operator = LEARNED[p.cfg.operator]
+    operator = OPERATORS[p.cfg.operator].learned
     base = {n: operator.base(p, spec) for n, spec in p.specs.items()}
     return widen(p, operator, base, operator.start(p))
 
@@ -51,7 +51,7 @@ def close(a: dict, b: dict) -> bool:
 # ---- every operator
 
 
-@pytest.mark.parametrize("operator", [*OPERATORS, *LEARNED])
+@pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_operator_covers_every_parameter(operator, family):
     old = tiny(8, **FAMILIES[family])
@@ -59,7 +59,7 @@ def test_every_operator_covers_every_parameter(operator, family):
         if operator == "exact-srio" and family == "llama":
             continue  # refused: test_lossless.py
         p = plan(old, d_new, operator=operator, attn="convex", ffn="tiled")
-        check_covers(through(p) if operator in OPERATORS else at_start(p), old.widened(d_new))
+        check_covers(at_start(p) if OPERATORS[operator].learned else through(p), old.widened(d_new))
 
 
 def test_unknown_and_unfed_operators_are_refused():
@@ -212,10 +212,10 @@ def test_srio_lo_adds_an_angle_to_each_side():
     angle, maps = theta(0.5, 8, 12), srio.turn_maps(p, params)
     torch.testing.assert_close(maps["out"], givens(angle + 0.2))
     torch.testing.assert_close(maps["in"], givens(angle - 0.1))
-    base = OPERATORS["nrio"](p, p.specs["h.0.attn.q.weight"])
+    base = OPERATORS["nrio"].grow_tensor(p, p.specs["h.0.attn.q.weight"])
     q = srio.fold(p, p.specs["h.0.attn.q.weight"], base, maps)
     torch.testing.assert_close(q, base @ dense((8, 12), maps["in"]).T)
-    base = OPERATORS["nrio"](p, p.specs["h.0.attn.o.weight"])
+    base = OPERATORS["nrio"].grow_tensor(p, p.specs["h.0.attn.o.weight"])
     o = srio.fold(p, p.specs["h.0.attn.o.weight"], base, maps)
     torch.testing.assert_close(o, dense((8, 12), maps["out"]) @ base)
 

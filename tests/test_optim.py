@@ -8,11 +8,12 @@ import torch
 
 from errors import UserError
 from growth.apply import grow
-from growth.optim import FIRST, SECOND, carry
+from growth.moments import FIRST, SECOND
+from growth.operators.srio import matrix
+from growth.optim import carry
 from growth.plan import GrowConfig
 from growth.rewarm import NewCoordinateWarmup, shapes_before
 from growth.rotation import dense, givens, theta
-from growth.srio import matrix
 from models.gpt import GPT
 from tests.grown import model_of, random_weights, tiny, tokens
 

@@ -8,7 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from errors import UserError
-from growth.rotation import dense, givens, rotate, row_sums, theta
+from growth.rotation import dense, givens, rotate, theta
+from tests.grown import row_sums
 
 few = settings(max_examples=30, deadline=None)
 old_sizes, new_sizes = st.integers(1, 40), st.integers(1, 60)  # g = 1 and g > d_old included

@@ -10,12 +10,14 @@ state reset and learning-rate re-warm-up for the new parameters alone, which is 
 
 import torch
 
-from growth.net2net import copy_units
+from growth.moments import always, copied
+from growth.operator import Operator
+from growth.operators.net2net import copy_units, inexact
 from growth.plan import Plan
 from models.axes import Spec
 
 
-def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
     return copy_units(plan, spec, plan.weights[spec.name], in_order, keep_rms)
 
 
@@ -29,3 +31,8 @@ def keep_rms(idx: torch.Tensor, old: int) -> torch.Tensor:
     """1 / sqrt(mean c^2) for every place."""
     counts = torch.bincount(idx, minlength=old).double()
     return counts.square().mean().rsqrt().expand(len(idx))
+
+
+COPY = Operator(
+    "sparkling", 5, grow_tensor, inexact=inexact, moments=always(copied), preserves=True
+)

@@ -19,13 +19,15 @@ exact.
 
 import torch
 
-from growth import nrio
+from growth.moments import rotated, unless_folded
+from growth.operator import BY_DESIGN, Learned, Operator
+from growth.operators import nrio
 from growth.plan import Plan
 from growth.rotation import givens, rotate, theta
 from models.axes import Spec
 
 
-def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
     G = matrix(plan)
     return fold(plan, spec, nrio.grow_tensor(plan, spec), {"out": G, "in": G})
 
@@ -89,3 +91,39 @@ def free_maps(plan: Plan, params: dict) -> dict[str, torch.Tensor]:
     n = torch.tensor([plan.d_old, plan.d_new - plan.d_old], dtype=torch.float64)
     G, scale = matrix(plan), (n[:, None] / n).sqrt()
     return {side: G.to(dS) + dS * scale.to(dS) for side, dS in params.items()}
+
+
+def check(plan: Plan) -> None:
+    """UserError where epsilon has no angle."""
+    matrix(plan)
+
+
+def inexact(plan: Plan) -> list[str]:
+    """Where R commutes with the norm, only what fills the new blocks changes the function."""
+    commutes = plan.arch.norm == "rmsnorm" and plan.cfg.norm == "fold"
+    return ["exact only with silent new blocks"] if commutes else [BY_DESIGN]
+
+
+STATIC = Operator(
+    "srio",
+    1,
+    grow_tensor,
+    inexact=inexact,
+    moments=unless_folded(rotated(matrix, rotates, fold)),
+    check=check,
+    color="#E69F00",
+)
+LEARNED = Operator(
+    "srio-lo",
+    20,
+    learned=Learned(turn_params, turn_maps, nrio.grow_tensor, fold),
+    check=check,
+    color=STATIC.color,
+)
+FREE = Operator(
+    "srio-free",
+    21,
+    learned=Learned(free_params, free_maps, nrio.grow_tensor, fold),
+    check=check,
+    color=STATIC.color,
+)

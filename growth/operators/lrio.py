@@ -10,16 +10,13 @@ import torch
 from torch.func import functional_call
 from torch.nn.utils.parametrizations import orthogonal
 
-from growth import srio
+from growth.operator import Learned, Operator
+from growth.operators import nrio, srio
 from growth.plan import Plan
+from growth.rotation import along
 from models.axes import Spec
 
 ORIGINAL = "parametrizations.weight.original"  # torch's name for the unconstrained tensor
-
-
-def along(w: torch.Tensor, dim: int, M: torch.Tensor) -> torch.Tensor:
-    """M times every vector along `dim` of w: (.., n, ..) -> (.., m, ..) for M (m, n)."""
-    return (w.movedim(dim, -1) @ M.T).movedim(-1, dim)
 
 
 def fold(plan: Plan, spec: Spec, wide: torch.Tensor, maps: dict) -> torch.Tensor:
@@ -61,3 +58,17 @@ def parametrized(like: torch.Tensor, d: int) -> torch.nn.Module:
     )
     torch.nn.init.eye_(module.weight)
     return orthogonal(module, orthogonal_map="matrix_exp")
+
+
+FREE = Operator(
+    "lrio",
+    23,
+    learned=Learned(free_params, free_maps, nrio.grow_tensor, fold),
+    color="#CC79A7",
+)
+ORTHOGONAL = Operator(
+    "lrio-orth",
+    24,
+    learned=Learned(orthogonal_params, orthogonal_maps, nrio.grow_tensor, fold),
+    color=FREE.color,
+)

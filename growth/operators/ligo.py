@@ -5,12 +5,17 @@ One B for the residual stream (embeddings, norms, every reader's input, every wr
 layer one for q, k and v each (o reads through v's, repeated over the query heads of a key head) and
 one for the FFN (up's and gate's output, down's input). The vocabulary and positions are not mapped.
 Vectors are multiplied from the left. C starts as U(0, 1) rows scaled to sum 1. Never exact.
+
+    ligo       C learned
+    ligo-init  its start without the learning, for folders, where no training data is at hand
 """
 
 import torch
 
-from growth.lrio import along
+from growth.operator import Learned, Operator
+from growth.operators.nrio import fold_norm
 from growth.plan import Plan
+from growth.rotation import along
 from models.axes import Spec
 
 MAP_OF = {"o": "v", "up": "ffn", "gate": "ffn", "down": "ffn"}  # part -> whose map it shares
@@ -47,9 +52,14 @@ def init_params(plan: Plan) -> dict[str, torch.Tensor]:
             name, (old, new) = map_name(plan, spec, space), plan.size(space, 0)
             if name is None or name in params or (space == "heads" and name.endswith(".v")):
                 continue  # o comes by v's map
-            C = torch.from_numpy(plan.rng(f"ligo:{name}").random((new - old, old)))
-            params[name] = (C / C.sum(1, keepdim=True)).to(plan.weights[spec.name].dtype)
+            params[name] = start(plan, name, old, new).to(plan.dtype)
     return params
+
+
+def start(plan: Plan, name: str, old: int, new: int) -> torch.Tensor:
+    """C (new - old, old), float64."""
+    C = torch.from_numpy(plan.rng(f"ligo:{name}").random((new - old, old)))
+    return C / C.sum(1, keepdim=True)
 
 
 def maps(plan: Plan, params: dict) -> dict[str, torch.Tensor]:
@@ -66,3 +76,18 @@ def fold(plan: Plan, spec: Spec, w: torch.Tensor, maps: dict) -> torch.Tensor:
         if name is not None:
             w = along(w, dim, over_group(plan, space, maps[name]))
     return w
+
+
+def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
+    w = plan.weights[spec.name]
+    for dim, space in enumerate(spec.axes):
+        name = map_name(plan, spec, space)
+        if name is not None:
+            old, new = plan.sizes["kv"] if name.endswith(".v") else plan.size(space, 0)
+            B = torch.cat([torch.eye(old).double(), start(plan, name, old, new)])
+            w = along(w, dim, over_group(plan, space, B.to(w.dtype)))
+    return w
+
+
+LEARNED = Operator("ligo", 25, learned=Learned(init_params, maps, fold_norm, fold), color="#000000")
+START = Operator("ligo-init", 26, grow_tensor, color=LEARNED.color)

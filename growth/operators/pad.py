@@ -25,12 +25,14 @@ import torch
 
 from errors import UserError
 from growth.expand import expand
-from growth.gauge import ConfigChange, gauge, normed_share, score_scale, width_root
+from growth.gauge import gauge, normed_share, score_scale, width_root
+from growth.operator import ConfigChange, Operator
 from growth.plan import Plan
 from models.axes import Spec
+from models.sizes import Misfit
 
 
-def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
     return pad(plan, spec, plan.weights[spec.name])
 
 
@@ -134,7 +136,7 @@ def head_order(plan: Plan, space: str) -> torch.Tensor:
 def slots(plan: Plan) -> torch.Tensor:
     """(hd_old,) where a head's old coordinates go: first, or, under half-split RoPE, first in each
     of the two rotated halves, with unrotated coordinates (GPT-NeoX) after them."""
-    old, (r_old, r_new) = torch.arange(plan.head_dim[0]), plan.arch.rotary
+    old, (r_old, r_new) = torch.arange(plan.head_dim[0]), plan.rotary
     if plan.arch.rope != "half":
         return old
     second = old - r_old // 2 + r_new // 2
@@ -149,7 +151,7 @@ def table_index(plan: Plan) -> torch.Tensor:
 
 
 def config_change(plan: Plan) -> ConfigChange:
-    rotary = plan.arch.rotary
+    rotary = plan.rotary
     stretch = plan.arch.rope == "half" and plan.cfg.heads == "wider"
     return ConfigChange(
         eps=stream_scale(plan) ** 2 * plan.d_old / plan.d_new,
@@ -158,15 +160,37 @@ def config_change(plan: Plan) -> ConfigChange:
 
 
 def check(plan: Plan) -> None:
-    """Raises UserError where padding is impossible: fillers that need whole heads, odd halves."""
+    """UserError for fillers that need whole heads where there are none; Misfit for odd halves."""
     if plan.cfg.heads == "wider" and plan.cfg.attn in ("convex", "tiled"):
         raise UserError(
             f"grow.attn {plan.cfg.attn!r} fills whole heads, but heads wider has none; use "
             f"heads more, or attn random or zero"
         )
-    for head_dim, rotary in zip(plan.head_dim, plan.arch.rotary, strict=True):
+    for head_dim, rotary in zip(plan.head_dim, plan.rotary, strict=True):
         if plan.cfg.heads == "wider" and plan.arch.rope and rotary % 2:
-            raise UserError(
+            raise Misfit(
                 f"RoPE turns pairs, but heads of {head_dim} would rotate {rotary} coordinates, an "
                 f"odd number; choose another width or heads more"
             )
+
+
+def inexact(plan: Plan) -> list[str]:
+    if not plan.post_ln:
+        return []
+    return [
+        "Post-LN: mean padding is exact only for constant LayerNorm gains and without the MLM "
+        "head; a whole factor with method lossless is exact"
+    ]
+
+
+PAD = Operator(
+    "pad",
+    7,
+    grow_tensor,
+    inexact=inexact,
+    config_change=config_change,
+    check=check,
+    preserves=True,
+    wider_heads=True,
+    color="#56B4E9",
+)

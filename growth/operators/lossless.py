@@ -25,14 +25,16 @@ import math
 
 import torch
 
-from errors import UserError
-from growth.gauge import ConfigChange, gauge, head_growth, homogeneous, score_scale, width_root
+from growth.gauge import gauge, head_growth, homogeneous, score_scale, width_root
+from growth.moments import always, copied
+from growth.operator import ConfigChange, Operator
 from growth.plan import Plan
 from models.axes import Spec
 from models.rope import sinusoids
+from models.sizes import Misfit
 
 
-def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
     w = plan.weights[spec.name]
     if spec.part == "rotary" and plan.cfg.rope == "recompute":
         return sinusoids(w.shape[0], plan.sizes["head_dim"][1]).to(w.dtype)
@@ -43,26 +45,15 @@ def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
     return w if plan.cfg.noise_db is None else w + noise(plan, spec, w)
 
 
-def copies(plan: Plan) -> int:
-    """k = d_new / d_old."""
-    return whole_factor(plan.d_old, plan.d_new)
-
-
-def whole_factor(d_old: int, d_new: int) -> int:
-    """d_new / d_old; a UserError names the nearest widths when it is no whole number."""
-    if d_new % d_old:
-        k = max(2, d_new // d_old)
-        raise UserError(
-            f"method lossless repeats every coordinate, so the new width must be a multiple of "
-            f"{d_old}, not {d_new}; the nearest are {k * d_old} and {(k + 1) * d_old}, or use "
-            f"method pad for any width"
-        )
-    return d_new // d_old
+def copies(plan: Plan, space: str = "residual") -> int:
+    """k = new / old of a space."""
+    old, new = plan.sizes[space]
+    return new // old
 
 
 def repeat_index(plan: Plan, space: str) -> torch.Tensor:
     """(new,) the old index that each new coordinate of `space` repeats."""
-    k, new = copies(plan), torch.arange(plan.sizes[space][1])
+    k, new = copies(plan, space), torch.arange(plan.sizes[space][1])
     hd = plan.head_dim[0]
     if plan.cfg.heads == "more":
         if space in ("heads", "kv"):  # whole heads: [h1, h1, h2, h2]; groups of GQA stay together
@@ -88,12 +79,17 @@ def head_norm_scale(plan: Plan) -> float:
 
 def ffn_scale(plan: Plan) -> float:
     plain = plan.arch.gated or homogeneous(plan.arch.activation)
-    return 1 / math.sqrt(copies(plan)) if plain else 1.0
+    return 1 / math.sqrt(copies(plan, "ffn")) if plain else 1.0
+
+
+def mixed_scale(plan: Plan) -> float:
+    """Of v and of what attention mixes from it."""
+    return 1 / math.sqrt(copies(plan, "heads"))
 
 
 def out_scale(plan: Plan, spec: Spec) -> float:
     """s of what this parameter produces."""
-    k, arch, part = copies(plan), plan.arch, spec.part
+    arch, part = plan.arch, spec.part
     if part == "norm" and spec.axes == ("residual",):
         return head_norm_scale(plan) if spec.before_head else stream_scale(plan)
     if arch.qk_norm and part in ("q", "k"):  # epsilon asks for this, the norm's gain gives the rest
@@ -101,12 +97,12 @@ def out_scale(plan: Plan, spec: Spec) -> float:
     if part in ("q", "k", "norm"):
         return score_scale(plan, head_growth(plan))
     if part == "dense":  # BERT's MLM head
-        return stream_scale(plan) if homogeneous(arch.head_activation) else 1.0
+        return stream_scale(plan) if homogeneous(plan.arch.head_activation) else 1.0
     return {
         "embed": stream_scale(plan),
         "o": stream_scale(plan),
         "down": stream_scale(plan),
-        "v": 1 / math.sqrt(k),
+        "v": mixed_scale(plan),
         "up": ffn_scale(plan),
         "head": width_root(plan) if spec.in_space == "residual" and not plan.tied else 1.0,
     }.get(part, 1.0)  # gate, router, head, relpos, rotary, pool, fixed
@@ -120,14 +116,14 @@ def in_scale(plan: Plan, spec: Spec, space: str) -> float:
         return head_norm_scale(plan) if spec.part == "head" else stream_scale(plan)
     if space in ("ffn", "expert_ffn"):
         return ffn_scale(plan)
-    return 1 / math.sqrt(copies(plan)) if space == "heads" else 1.0
+    return mixed_scale(plan) if space == "heads" else 1.0
 
 
 def scale(plan: Plan, spec: Spec) -> float:
     """s_out / (k s_in) for a matrix that reads a repeated space, s_out for everything else."""
     s, space = out_scale(plan, spec), spec.in_space
     reads = spec.part not in ("embed", "relpos", "rotary") and space in plan.sizes
-    return s / (copies(plan) * in_scale(plan, spec, space)) if reads else s
+    return s / (copies(plan, space) * in_scale(plan, spec, space)) if reads else s
 
 
 def noise(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
@@ -140,24 +136,48 @@ def noise(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
     draw = torch.from_numpy(plan.rng(f"{spec.name}:{spec.part}:noise").standard_normal(w.shape))
     draw = draw.movedim(dim, 0)
     sums = torch.zeros(plan.sizes[space][0], *draw.shape[1:], dtype=draw.dtype)
-    centred = draw - sums.index_add_(0, index, draw)[index] / copies(plan)
+    centred = draw - sums.index_add_(0, index, draw)[index] / copies(plan, space)
     return (centred.movedim(0, dim) * rms).to(w.dtype)
 
 
 def config_change(plan: Plan) -> ConfigChange:
-    repeats = plan.arch.rope and plan.cfg.rope == "repeat"
+    repeats = plan.arch.rope and plan.cfg.rope == "repeat" and plan.cfg.heads == "wider"
     return ConfigChange(
         eps=stream_scale(plan) ** 2,
-        rope_repeat=copies(plan) if repeats and plan.cfg.heads == "wider" else 1,
+        rope_repeat=copies(plan, "heads") if repeats else 1,
     )
 
 
 def check(plan: Plan) -> None:
-    """Raises UserError unless the width, and with wider heads what RoPE turns, grows by a whole
-    factor."""
-    k, (old, new) = copies(plan), plan.arch.rotary
+    """Misfit unless, with wider heads, what RoPE turns grows by a whole factor."""
+    k, (old, new) = copies(plan, "heads"), plan.rotary
     if plan.cfg.heads == "wider" and new != k * old:
-        raise UserError(
+        raise Misfit(
             f"heads wider: RoPE turns {old} coordinates of a head and would turn {new}, not "
             f"{k} x {old}, so the frequencies cannot be repeated; use heads more or method pad"
         )
+
+
+def inexact(plan: Plan) -> list[str]:
+    reasons, hidden = [], plan.arch.head_activation
+    if plan.cfg.heads == "wider" and plan.cfg.rope == "recompute" and plan.arch.rope:
+        reasons.append("RoPE frequencies are recomputed for the wider heads (the note's rule)")
+    if hidden and not homogeneous(hidden) and gauge(plan) == "norm":
+        reasons.append("the MLM head's LayerNorm sees epsilon/k where epsilon would be exact")
+    return reasons
+
+
+REPEAT = Operator(
+    "lossless",
+    6,
+    grow_tensor,
+    inexact=inexact,
+    moments=always(copied),
+    config_change=config_change,
+    check=check,
+    preserves=True,
+    whole=True,
+    wider_heads=True,
+    old_first=False,
+    color="#56B4E9",
+)

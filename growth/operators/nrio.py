@@ -4,11 +4,13 @@
 import torch
 
 from growth.expand import expand
+from growth.moments import filled, unless_folded
+from growth.operator import Operator
 from growth.plan import Plan
 from models.axes import Spec
 
 
-def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
     return expand(plan, spec, fold_norm(plan, spec))
 
 
@@ -23,7 +25,7 @@ def fold_norm(plan: Plan, spec: Spec) -> torch.Tensor:
     if plan.cfg.norm != "fold":
         return w
     if spec.part == "norm":
-        if not foldable(plan, spec.name.rsplit(".", 1)[0]):
+        if not foldable(plan, spec.module):
             return w
         return torch.zeros_like(w) if spec.is_bias else torch.ones_like(w)
     if spec.after is None or not foldable(plan, spec.after):
@@ -44,3 +46,6 @@ def foldable(plan: Plan, norm: str) -> bool:
     has_shift = f"{norm}.bias" in plan.specs
     biases = all(s.name.removesuffix("weight") + "bias" in plan.specs for s in readers)
     return bool(readers) and (biases or not has_shift)
+
+
+NRIO = Operator("nrio", 0, grow_tensor, moments=unless_folded(filled), color="#0072B2")

@@ -14,17 +14,20 @@ some coordinates twice.
 
 import torch
 
+from growth.gauge import width_root
+from growth.moments import always, copied
+from growth.operator import Operator
 from growth.plan import Plan
 from models.axes import Spec
 
 
-def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
     w = plan.weights[spec.name]
     wide = copy_units(plan, spec, w, drawn, one_over_count)
     return wide if spec.part == "norm" else wide + noise(plan, f"{spec.name}:{spec.part}", w, wide)
 
 
-def grow_advanced(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+def grow_advanced(plan: Plan, spec: Spec) -> torch.Tensor:
     wide, above = grow_tensor(plan, spec), name_above(plan, spec)
     dim = spec.out_dim
     old, new = plan.size(spec.axes[dim], wide.shape[dim])
@@ -43,30 +46,31 @@ def name_above(plan: Plan, spec: Spec) -> str | None:
 
 def copy_units(plan: Plan, spec: Spec, w: torch.Tensor, index, scale) -> torch.Tensor:
     """w with unit index(..)[j] at every new place j of a growing axis, times scale(index) where the
-    parameter reads that axis."""
+    parameter reads that axis. A tied head is its embedding: the norm before it reads in its place,
+    and makes up for logits that are divided by sqrt(d)."""
+    instead = plan.tied and spec.before_head
     for dim, space in enumerate(spec.axes):
         old, new = plan.size(space, w.shape[dim])
         if old < new:
             idx = index(plan, spec, space)
             w = w.index_select(dim, idx)
-            if spec.side(dim) == "in" or reads_for_tied_head(plan, spec):
+            if spec.side(dim) == "in" or instead:
                 factor = scale(idx, old).to(w.dtype)
                 w = (w.movedim(dim, -1) * factor).movedim(-1, dim)
-    return w
-
-
-def reads_for_tied_head(plan: Plan, spec: Spec) -> bool:
-    """The gain and shift of the norm before a tied head: no parameter reads that norm."""
-    norm = spec.name.rsplit(".", 1)[0]
-    reads_stream = spec.part == "norm" and not spec.writes_stream
-    return reads_stream and all(s.after != norm for s in plan.specs.values())
+    return w * width_root(plan) if instead else w
 
 
 def drawn(plan: Plan, spec: Spec, space: str) -> torch.Tensor:
-    """Old index of every new place: old units in order, then seeded draws without replacement."""
-    old, new = plan.sizes[space]
-    unit, name = plan.unit(space), "heads" if space == "kv" else space
-    rng = plan.rng(f"copies:{None if space == 'residual' else spec.layer}:{name}")
+    """Old index of every new place: old units in order, then seeded draws without replacement.
+
+    The heads of a layer draw once, for q, k, v and o. All layers draw alike where they share a
+    table over heads (T5).
+    """
+    (old, new), unit, layer = plan.sizes[space], plan.unit(space), spec.layer
+    if space in ("heads", "kv", "head"):
+        shared = any("head" in s.axes for s in plan.specs.values())
+        space, layer = "heads", None if shared else layer
+    rng = plan.rng(f"copies:{None if space == 'residual' else layer}:{space}")
     rounds = [rng.permutation(old // unit) for _ in range(new // old)]
     first = torch.arange(old // unit)
     units = torch.cat([first, *map(torch.from_numpy, rounds)])[: new // unit]
@@ -83,3 +87,15 @@ def noise(plan: Plan, key: str, w: torch.Tensor, wide: torch.Tensor) -> torch.Te
     fill = torch.from_numpy(draw).to(wide.dtype) * (plan.cfg.noise * wide.square().mean().sqrt())
     fill[tuple(map(slice, w.shape))] = 0
     return fill
+
+
+def inexact(plan: Plan) -> list[str]:
+    """At other factors the norms weigh some coordinates twice."""
+    whole = all(new % old == 0 for old, new in plan.sizes.values() if old)
+    reasons = [] if whole else ["copies keep the function only at whole factors"]
+    noisy = plan.cfg.operator == "net2net" and plan.cfg.noise > 0
+    return reasons + (["noise on the copies; exact with none"] if noisy else [])
+
+
+COPY = Operator("net2net", 3, grow_tensor, inexact=inexact, moments=always(copied), preserves=True)
+ADVANCED = Operator("aki", 4, grow_advanced)

@@ -17,13 +17,15 @@ from functools import reduce
 import torch
 
 from errors import UserError
-from growth import nrio, srio
+from growth.moments import rotated, unless_folded
+from growth.operator import Learned, Operator
+from growth.operators import nrio, srio
 from growth.plan import GrowConfig, Plan
 from growth.rotation import givens, theta
 from models.axes import Spec
 
 
-def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
     G = matrix(plan)
     return srio.fold(plan, spec, nrio.grow_tensor(plan, spec), {"out": G, "in": G})
 
@@ -58,3 +60,26 @@ def turn_params(plan: Plan) -> dict[str, torch.Tensor]:
 
 def turn_maps(plan: Plan, params: dict) -> dict[str, torch.Tensor]:
     return srio.turned(matrix(plan), params)
+
+
+def check(plan: Plan) -> None:
+    """UserError where an epsilon has no angle: an older age is narrower, and so is its range."""
+    angles(plan.cfg, plan.ages)
+
+
+STATIC = Operator(
+    "mrio",
+    2,
+    grow_tensor,
+    inexact=srio.inexact,
+    moments=unless_folded(rotated(matrix, srio.rotates, srio.fold)),
+    check=check,
+    color="#D55E00",
+)
+LEARNED = Operator(
+    "mrio-lo",
+    22,
+    learned=Learned(turn_params, turn_maps, nrio.grow_tensor, srio.fold),
+    check=check,
+    color=STATIC.color,
+)

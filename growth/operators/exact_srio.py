@@ -17,16 +17,15 @@ from dataclasses import replace
 import torch
 
 from errors import UserError
-from growth import pad
-from growth.nrio import fold_norm
+from growth.operator import Operator
+from growth.operators import pad
+from growth.operators.nrio import fold_norm
 from growth.plan import Plan
 from growth.rotation import givens, rotate, theta
 from models.axes import Spec
 
-config_change = pad.config_change
 
-
-def grow_tensor(plan: Plan, spec: Spec, params=None) -> torch.Tensor:
+def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
     w = plan.weights[spec.name]
     if plan.arch.norm == "rmsnorm":
         w = fold_norm(replace(plan, cfg=replace(plan.cfg, norm="fold")), spec)
@@ -63,3 +62,16 @@ def check(plan: Plan) -> None:
             "method exact-srio has no exact form for RMSNorm with a tied head (the last gain "
             "cannot be folded); use method pad, or untie the head first"
         )
+
+
+ROTATED_PAD = Operator(
+    "exact-srio",
+    8,
+    grow_tensor,
+    inexact=pad.inexact,
+    config_change=pad.config_change,
+    check=check,
+    preserves=True,
+    wider_heads=True,
+    color=pad.PAD.color,
+)
