@@ -16,7 +16,12 @@ THE_VARIANT = {"steps", "warmup_steps", "save_every", "gate_steps", "rewarm_step
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_variants_of_a_seed_differ_in_nothing_but_the_variant(preset):
-    runs = expand_grid(preset, list(VARIANTS), [3])
+    model, names = PRESETS[preset].model, list(VARIANTS)
+    if model.norm == "rmsnorm" and model.tied:
+        names.remove("exact-srio")
+        with pytest.raises(UserError, match="no exact form for RMSNorm with a tied head"):
+            expand_grid(preset, ["exact-srio"], [3])
+    runs = expand_grid(preset, names, [3])
     for stage in {run.stage for run in runs} - {0}:
         same_stage = [run for run in runs if run.stage == stage]
         for key in set().union(*(run.train for run in same_stage)) - THE_VARIANT:
