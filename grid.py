@@ -179,10 +179,12 @@ PRESETS = {
     "mini": Preset(
         "20 tokens per parameter and 5 paired seeds, for claims on a CPU",
         "speeches", "bpe:1024", MINI, (48, 72), (0, 1, 2, 3, 4), 16, LR_SMALL,
+        train={"compile": True},
     ),
     "mini-chain": Preset(
         "repeated growth on a CPU: 48 -> 72 -> 96",
         "speeches", "bpe:1024", MINI, (48, 72, 96), (0, 1, 2, 3, 4), 16, LR_SMALL,
+        train={"compile": True},
     ),
     "paper": Preset(
         "the paper's headline: 24 M -> 44 M on GPT-2 BPE, 20 tokens per parameter",

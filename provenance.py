@@ -58,6 +58,8 @@ def hardware(place: "Place | None" = None) -> dict:
     return name | {
         "threads": torch.get_num_threads(),
         "dtype": place.dtype if place else "float32",
+        "matmul": place.matmul if place else "highest",
+        "compile": place.compile if place else False,
         "processes": place.size if place else 1,
     }
 

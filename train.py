@@ -35,6 +35,7 @@ from growth.gate import Gate, alpha_at
 from growth.rewarm import NewCoordinateWarmup, shapes_before
 from models.gpt import GPT, GPTConfig
 from training.folder import Log, run_folder
+from training.numerics import choose
 from training.optimizer import check_moments, load_optimizer, lr_at, make_optimizer, pack_optimizer
 from training.processes import (
     Interrupted,
@@ -79,6 +80,7 @@ def train(cfg: TrainConfig) -> dict:
     init = checkpoint.load(cfg.init) if cfg.init else None
     model_cfg = checkpoint.model_config(init) if init else cfg.model
     check_fit(cfg, model_cfg, corpus, place)
+    place = choose(cfg, model_cfg, place)
     origin, model = find_origin(init), build_model(cfg.seed, model_cfg, init, place)
     identity = identify(cfg, model_cfg, place, corpus, init)
     run = Setup(cfg, place, corpus, model, init, origin, identity)
@@ -104,7 +106,7 @@ def fit(run: Setup, caught: dict, stack: ExitStack) -> dict:
         shapes = shapes_before(model.cfg, cfg.d_old)
         NewCoordinateWarmup(model, optimizer, shapes, cfg.rewarm_steps, done=state.step)
     parallel = data_parallel(model, place)
-    net, net_train = compiled(cfg.compile, model, parallel)
+    net, net_train = compiled(place.compile, model, parallel)
     log = stack.enter_context(closing(Log(run, state)))
     began, wall_before, reason = time.perf_counter(), state.wall_s, None
     saved = state.step or None
@@ -129,7 +131,7 @@ def fit(run: Setup, caught: dict, stack: ExitStack) -> dict:
             raise Interrupted(signum, state.step)
         if gate and gate.set(state.step):
             gate = None
-            net, net_train = compiled(cfg.compile, model, parallel)
+            net, net_train = compiled(place.compile, model, parallel)
 
         last = state.step == cfg.steps
         if state.evaluated < state.step and (last or state.step % cfg.eval_every == 0):

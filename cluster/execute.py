@@ -21,6 +21,7 @@ from growth.child import continue_checkpoint, grow_checkpoint
 from growth.plan import GrowConfig
 from models.gpt import GPTConfig, count_parameters
 from train import TrainConfig, train
+from training.numerics import compile_cache
 
 
 def execute(out: str, run_id: str, spec: dict) -> None:
@@ -46,6 +47,7 @@ def execute(out: str, run_id: str, spec: dict) -> None:
             batches = learning_batches(corpus, run, cfg, model.block_size)
             grow_checkpoint(parent, child, run.d_model, cfg, probe, batches, run.optimizer)
         wait_for(child)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache(Path(out))))
     settings = {**run.train, "model": model, "run_id": run_id}
     summary = train(TrainConfig(out=folder, data=data, init=child, **settings))
     if first:

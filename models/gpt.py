@@ -14,6 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from errors import UserError
+from models.kernels import attend, gelu, linear, linear_cross_entropy
 from models.sizes import Sizes
 from settings import Above, Range, check
 
@@ -110,14 +111,14 @@ class Attention(nn.Module):
     def forward(self, x_btd: torch.Tensor, rope: tuple | None) -> torch.Tensor:
         shape = (*x_btd.shape[:2], -1, self.head_dim)
         q_bhtk, k_bhtk, v_bhtk = (
-            f(x_btd).view(shape).transpose(1, 2) for f in (self.q, self.k, self.v)
+            linear(f, x_btd).view(shape).transpose(1, 2) for f in (self.q, self.k, self.v)
         )
         if rope is not None:
             q_bhtk, k_bhtk = rotate(q_bhtk, *rope), rotate(k_bhtk, *rope)
         if self.group > 1:
             k_bhtk, v_bhtk = (t.repeat_interleave(self.group, 1) for t in (k_bhtk, v_bhtk))
-        y_bhtk = F.scaled_dot_product_attention(q_bhtk, k_bhtk, v_bhtk, is_causal=True)
-        return self.o(y_bhtk.transpose(1, 2).flatten(2))
+        y_bhtk = attend(q_bhtk, k_bhtk, v_bhtk)
+        return linear(self.o, y_bhtk.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -132,16 +133,16 @@ class MLP(nn.Module):
         self.down = nn.Linear(cfg.d_ff, cfg.d_model, bias=cfg.bias)
 
     def forward(self, x_btd: torch.Tensor) -> torch.Tensor:
-        h_btf = self.up(x_btd)
+        h_btf = linear(self.up, x_btd)
         if self.activation == "swiglu":
-            h_btf = F.silu(self.gate(x_btd)) * h_btf
+            h_btf = F.silu(linear(self.gate, x_btd)) * h_btf
         elif self.activation == "gelu":
-            h_btf = F.gelu(h_btf, approximate="tanh")
+            h_btf = gelu(h_btf)
         elif self.activation == "gelu-erf":
             h_btf = F.gelu(h_btf)
         else:
             h_btf = F.relu(h_btf)
-        return self.down(h_btf)
+        return linear(self.down, h_btf)
 
 
 class Block(nn.Module):
@@ -188,12 +189,10 @@ class GPT(nn.Module):
         for block in self.h:
             x_btd = block(x_btd, rope)
         head_vd = self.wte.weight if self.cfg.tied else self.lm_head.weight
-        logits_btv = F.linear(self.ln_f(x_btd), head_vd)
+        x_btd = self.ln_f(x_btd)
         if targets_bt is None:
-            return logits_btv
-        if logits_btv.dtype in (torch.bfloat16, torch.float16):
-            logits_btv = logits_btv.float()
-        return F.cross_entropy(logits_btv.flatten(0, 1), targets_bt.flatten())
+            return F.linear(x_btd, head_vd)
+        return linear_cross_entropy(x_btd.flatten(0, 1), head_vd, targets_bt.flatten())
 
 
 def embedding(n: int, d: int) -> nn.Embedding:

@@ -5,9 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from errors import UserError
-from models.gpt import GPT, GPTConfig, count_parameters, flops_per_token, rope_tables, rotate
+from models.gpt import (
+    GPT,
+    GPTConfig,
+    count_parameters,
+    flops_per_token,
+    rope_tables,
+    rotate,
+)
+from models.kernels import attend, linear_cross_entropy
 
 TINY = GPTConfig(vocab_size=50, block_size=12, n_layer=2, n_head=2, head_dim=8, d_model=16)
 SWITCHES = [
@@ -115,3 +124,69 @@ def test_impossible_widths_are_refused(d_new):
     with pytest.raises(UserError, match=str(d_new)):
         TINY.widened(d_new)
     assert TINY.widened(24) == replace(TINY, d_model=24, n_head=3, d_ff=96)
+
+
+# ---- equal forms of one computation
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 40])
+def test_head_in_chunks_is_the_cross_entropy_in_full(rows):
+    """Loss and gradients in float64; 40 rows are more than there are."""
+    gen = torch.Generator().manual_seed(0)
+    x_nd, head_vd = (torch.randn(n, 8, dtype=torch.float64, generator=gen) for n in (30, 50))
+    targets_n = torch.randint(50, (30,), generator=gen)
+    results = []
+    for f in (
+        lambda x, head: F.cross_entropy(F.linear(x, head), targets_n),
+        lambda x, head: linear_cross_entropy(x, head, targets_n, rows),
+    ):
+        x, head = x_nd.clone().requires_grad_(), head_vd.clone().requires_grad_()
+        loss = f(x, head)
+        (3 * loss).backward()
+        results.append((loss.detach(), x.grad, head.grad))
+        with torch.no_grad():
+            assert f(x, head) == loss
+    torch.testing.assert_close(*results, rtol=1e-13, atol=1e-15)
+
+
+def test_head_under_autocast():
+    """Products in bfloat16, sums in float32: within bfloat16 rounding of the float32 loss."""
+    torch.manual_seed(0)
+    x, head, targets = torch.randn(30, 8), torch.randn(50, 8).requires_grad_(), torch.arange(30)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(x, head, targets, 7)
+    loss.backward()
+    assert loss.dtype == head.grad.dtype == torch.float32
+    other = head.detach().clone().requires_grad_()
+    F.cross_entropy(x @ other.T, targets).backward()
+    assert 0 < (head.grad - other.grad).norm() / other.grad.norm() < 0.01
+
+
+@pytest.mark.parametrize("switches", SWITCHES)
+def test_forms_for_compiled_cpu_code_compute_the_same(switches, monkeypatch):
+    """Attention in three products, GELU by a sigmoid, bias apart: loss and gradients, float64."""
+    model = GPT(replace(TINY, **switches)).double()
+    for p in model.parameters():  # nothing at zero
+        p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
+    x_bt, y_bt = torch.randint(50, (2, 2, 12), generator=torch.Generator().manual_seed(0))
+    results = []
+    for compiling in (False, True):
+        monkeypatch.setattr("models.kernels.compiled_for_cpu", lambda x, answer=compiling: answer)
+        model.zero_grad()
+        loss = model(x_bt, y_bt)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*results, rtol=1e-11, atol=1e-14)
+
+
+def test_attention_with_onednn_products():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, 12, 8)
+    plain = attend(q, k, v)
+    try:
+        torch.set_float32_matmul_precision("medium")
+        products = attend(q, k, v)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert not torch.equal(plain, products)
+    torch.testing.assert_close(plain, products, rtol=0, atol=2e-2)  # may be bfloat16 in hardware

@@ -23,6 +23,8 @@ class Place:
     local: int = 0  # rank on this machine: picks the GPU
     device: torch.device = torch.device("cpu")
     dtype: str = "float32"
+    matmul: str = "highest"  # torch's float32 matmul precision; training/numerics.py
+    compile: bool = False
 
     def autocast(self):
         if self.dtype != "bfloat16":

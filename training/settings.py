@@ -48,7 +48,8 @@ class TrainConfig:
     keep: Count = 2  # step checkpoints kept while running
     last_tokens: Count = 20_000_000  # window of the final training loss (the last shard)
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # bfloat16: autocast
-    compile: bool = False
+    matmul: Literal["auto", "highest", "high", "medium"] = "auto"  # float32's; auto: measured
+    compile: bool = False  # at the price of half a minute at the start, once per model shape
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     threads: Annotated[int, Range(0, 1024)] = 0  # CPU threads; 0: torch's choice
     tracker: Literal["", "tensorboard", "wandb"] = ""
@@ -59,7 +60,7 @@ class TrainConfig:
 
 
 # not part of what a run computes: these may change when it is resumed
-FREE = {"out", "data", "init", "run_id", "threads", "device", "compile", "micro_batch"}
+FREE = {"out", "data", "init", "run_id", "threads", "device", "micro_batch"}
 FREE |= {"save_every", "keep", "tracker"}
 
 
@@ -166,7 +167,8 @@ def identify(
 ) -> dict:
     """What defines a run's numbers. Data and parent count by content, not by path."""
     identity = {k: v for k, v in asdict(cfg).items() if k not in FREE}
-    identity |= {"model": model_cfg.as_dict(), "dtype": place.dtype, "data": corpus.manifest_hash}
+    identity |= {"model": model_cfg.as_dict(), "data": corpus.manifest_hash}
+    identity |= {key: getattr(place, key) for key in ("dtype", "matmul", "compile")}
     identity["init"] = init.hash if init else None
     identity["init_optimizer"] = init.optimizer_hash if init else None
     return identity
