@@ -85,6 +85,8 @@ MODELS = {
     "Qwen3-MoE": model("qwen3_moe", False, False, "silu", num_experts=3, num_experts_per_tok=2),
     "GPT-NeoX": model("gpt_neox", tied=False, rotary_pct=0.5),
     "OPT": model("opt", activation="relu"),
+    "OPT no gains": model("opt", activation="relu", layer_norm_elementwise_affine=False),
+    "OPT no last norm": model("opt", activation="relu", _remove_final_layer_norm=True),
     "OPT no bias": model("opt", bias=False, activation="relu", enable_bias=False),
 }
 

@@ -38,11 +38,11 @@ def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
 
 
 def rotated_dims(plan: Plan, spec: Spec) -> list[int]:
-    """Writers, a tied wte under LayerNorm excepted; under RMSNorm readers too."""
+    """Writers, a tied wte under LayerNorm excepted; readers under RMSNorm and without a norm."""
     if spec.part == "norm" or (spec.part == "embed" and plan.tied):
         return []
-    writes = spec.writes_residual
-    return spec.dims("residual") if writes or plan.arch.norm == "rmsnorm" else []
+    reads = plan.arch.norm == "rmsnorm" or pad.reads_stream(plan, spec)
+    return spec.dims("residual") if reads or spec.writes_residual else []
 
 
 def R(plan: Plan) -> torch.Tensor:

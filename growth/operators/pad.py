@@ -56,7 +56,12 @@ def read_scale(plan: Plan, spec: Spec) -> float:
     s = width_root(plan) if spec.part == "head" else 1.0
     if not plan.arch.affine:
         return s * math.sqrt(plan.d_old / plan.d_new)
-    return s / stream_scale(plan) if spec.after is None else s
+    return s / stream_scale(plan) if reads_stream(plan, spec) else s
+
+
+def reads_stream(plan: Plan, spec: Spec) -> bool:
+    """A reader with no norm before it."""
+    return spec.in_space == "residual" and spec.after is None and plan.arch.affine
 
 
 def silence(plan: Plan, spec: Spec, wide: torch.Tensor) -> torch.Tensor:
@@ -71,7 +76,7 @@ def silence(plan: Plan, spec: Spec, wide: torch.Tensor) -> torch.Tensor:
         if share < 1 or (spec.part == "k" and plan.cfg.heads == "wider"):
             zero_from(wide, spec.out_dim, old.shape[spec.out_dim])
     space, silent = spec.in_space, ["heads", "ffn", "expert_ffn", "pooled"]
-    if plan.post_ln or (plan.arch.norm == "layernorm" and plan.arch.affine and spec.after is None):
+    if plan.post_ln or (plan.arch.norm == "layernorm" and reads_stream(plan, spec)):
         silent.append("residual")
     if space in silent and space in plan.sizes:
         zero_from(wide, spec.axes.index(space) if spec.out != 0 else 1, plan.sizes[space][0])
