@@ -13,12 +13,13 @@ def summarize(folder: Path, pictures: Path, allow_missing: bool = False) -> None
     """Table and claims of the rows in `folder`, written beside them; the table printed; figures."""
     from analysis import aggregate  # pandas, scipy and matplotlib take a second; a refusal
     from analysis.claims import claims  # of run_ablations.py needs none of them
+    from analysis.pretrained import verdict
     from figures import loss_curves, loss_table
 
     rows = load_rows(folder)
     df = aggregate.table(rows, allow_missing=allow_missing)
     aggregate.write_table(df, folder)
-    files.write_text(folder / "claims.md", claims(rows, allow_missing))
+    files.write_text(folder / "claims.md", claims(rows, allow_missing) + verdict(rows))
     aggregate.print_table(df)
     for figure in (loss_curves, loss_table):
         for path in figure.draw(rows, pictures, allow_missing=allow_missing):

@@ -13,7 +13,7 @@ def print_budget(name: str, preset: Preset, runs: list[Run], jobs: int) -> None:
     print(f"preset {name}: {preset.line}")
     print(f"corpus {preset.source}, tokenizer {preset.tokenizer}; {len(runs)} runs\n")
     print(f"{'variant':24} {'width':>6} {'parameters':>11} {'seeds':>6} {'tokens/run':>11} "
-          f"{'FLOPs/run':>10} {'min/run':>8}")  # fmt: skip
+          f"{'FLOPs/run':>10} {'min/run':>8} {'GB':>6}")  # fmt: skip
     groups, minutes, rates = {}, 0.0, {}
     for run in runs:
         groups.setdefault((run.variant, run.stage), []).append(run)
@@ -24,11 +24,23 @@ def print_budget(name: str, preset: Preset, runs: list[Run], jobs: int) -> None:
         each = run.tokens / rates[cfg] / 60
         minutes += each * len(members)
         print(f"{variant:24} {run.d_model:6} {count_parameters(cfg):11,} {len(members):6} "
-              f"{run.tokens:11,} {run.flops:10.3g} {each:8.1f}")  # fmt: skip
+              f"{run.tokens:11,} {run.flops:10.3g} {each:8.1f} {memory_gb(run):6.1f}")  # fmt: skip
     tokens, flops = sum(run.tokens for run in runs), sum(run.flops for run in runs)
     print(f"\ntotal {tokens:,} tokens, {flops:.3g} training FLOPs; learned operators add theirs")
     total = format_time(minutes / max(1, min(jobs, len(runs))))
     print(f"about {total} on this machine, {jobs} runs at a time, evaluation not counted")
+    disk = 12e-9 * sum(count_parameters(GPTConfig(**run.train["model"])) for run in runs)
+    print(f"memory per run about as above; final checkpoints take {disk:.3g} GB of disk in all")
+
+
+def memory_gb(run: Run) -> float:
+    """Estimated peak of training in GB: float32 weights, gradients and two moments, and per token
+    of a micro-batch what the backward pass keeps (4 bytes each of 16 d + 8 F per layer and of 4
+    vocabularies; 3.9 where 4.0 was measured at 135 M parameters)."""
+    cfg, train = GPTConfig(**run.train["model"]), run.train
+    tokens = (train.get("micro_batch") or train["batch_size"]) * cfg.block_size
+    kept = cfg.n_layer * (16 * cfg.d_model + 8 * cfg.d_ff) + 4 * cfg.vocab_size
+    return (16 * count_parameters(cfg) + 4 * tokens * kept) / 1e9
 
 
 def format_time(minutes: float) -> str:

@@ -101,6 +101,9 @@ def _picture(rows: list[dict]) -> plt.Figure:
             _plot(axes, curve, looks[curve.variant], len(all_curves) <= MANY)
         axes.set_xlabel("tokens of this stage (millions)")
     _scale_whole(whole, all_curves)
+    if any((row["parent"] or {}).get("source") for row in rows):  # what matters comes first
+        first = min((c.tokens[1] for c in all_curves if len(c.tokens) > 1), default=1.0)
+        whole.set_xscale("symlog", linthresh=first)
     _mark_broken(whole, all_curves, looks)
     _parent_line(whole, rows)
     whole.set_ylabel("validation loss (nats/token)")

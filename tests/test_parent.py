@@ -8,14 +8,17 @@ import torch
 
 import checkpoint
 import grid
+from analysis.pretrained import verdict
 from analysis.publish import publish
 from analysis.rows import load_rows, matched
 from checks import zoo
+from cluster.budget import memory_gb
 from cluster.execute import execute
 from cluster.parent import bring_parent, read_parent
 from errors import UserError
 from grid import PRESETS, expand_grid, with_parent
 from models.gpt import flops_per_token
+from tests import synthetic_rows
 
 SHARED = {"preset": "smoke", "command": "x --parent /a/b/llama --out /c/d", "code": {}}
 SHARED["code"] = {"commit": "0" * 40, "dirty": False}
@@ -145,3 +148,46 @@ def test_published_commands_name_no_place(tmp_path, monkeypatch, llama, corpus_f
     publish(out, "mine")
     commands = {row["command"] for row in load_rows(tmp_path / "repo" / "results" / "mine")}
     assert commands == {"x --parent llama --out runs/mine"}
+
+
+# ---- the verdict
+
+
+def rows_of(starts: dict[str, float], ends: dict[str, float], seeds=range(3)) -> list[dict]:
+    """Made-up rows of a parent at 3.0: variant -> loss at 0 tokens, and at 1,000."""
+    source = {"name": "llama", "sha256": "a" * 64, "licence": "MIT"}
+    rows = []
+    for variant, start in starts.items():
+        for seed in seeds:
+            last = ends[variant] + 1e-3 * seed + 1e-4 * (seed == 1) * len(variant)
+            row = synthetic_rows.row(variant, seed)
+            row["parent"] |= {"hash": "b" * 64, "val_loss": 3.0, "source": source}
+            row["metrics"] |= {"val_loss": last, "spike": start - 3.0}
+            row["curve"] = {"tokens": [1], "train": [3.0], "val_tokens": [0, 1000]}
+            row["curve"]["val"] = [start, last]
+            rows.append(row)
+    return rows
+
+
+def test_the_verdict_is_read_from_rows():
+    starts = {"parent-continued": 3.0, "lossless-pad": 3.0001, "nrio": 3.5, "srio": 14.0}
+    ends = {"parent-continued": 2.9, "lossless-pad": 2.85, "nrio": 2.95, "srio": 6.0}
+    text = verdict(rows_of(starts, ends))
+    assert "licence MIT; its loss before any step, on the same tokens: 3.0000" in text
+    assert "Safe (start within 0.01 of the parent, every seed): lossless-pad." in text
+    assert "Destroys the model (a nat or more above it): srio." in text
+    assert "Best grown at the end: lossless-pad; decided against nrio, srio" in text
+    assert "better against the ungrown parent" in text and "3 seeds" in text
+    lines = {line.split(" | ")[0].strip("| "): line for line in text.splitlines()}
+    assert "| at once |" in lines["lossless-pad"] and "not in this stage" in lines["srio"]
+    assert "| 911 |" in lines["nrio"]  # 3.5 -> 2.952: 3.001 after 499 / 548 of 1,000 tokens
+    one = verdict(rows_of(starts, ends, seeds=[0]))
+    assert "undecided against nrio, srio; undecided against the ungrown parent" in one
+    assert verdict([synthetic_rows.row("nrio")]) == ""
+
+
+def test_memory_is_estimated():
+    """SmolLM2-135M with 512 tokens at a time: 4.0 GB were measured."""
+    run = expand_grid("pretrained", ["parent-continued"], [0])[-1]
+    run.train["micro_batch"] = 2
+    assert memory_gb(run) == pytest.approx(4.0, rel=0.05)
