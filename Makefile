@@ -2,11 +2,12 @@
 # make test     the test suite
 # make setup    the virtual environment; the others call it when needed
 # make figures  tables, claims and pictures of results/ again, from the committed rows
-# make bench    seconds and memory of growing GPT-2 124M
+# make bench    tokens/s beside transformers, and with NANOGPT=clone nanoGPT; growing GPT-2 124M
 # make slurm    Debian's Slurm for the cluster tests (root)
 
 PYTHON ?= python3
 RUN = .venv/bin/python
+PEERS = --hf $(if $(NANOGPT),--nanogpt $(NANOGPT))
 
 .PHONY: ablate test lint setup figures bench slurm clean
 
@@ -34,6 +35,10 @@ setup: .venv/installed
 	touch $@
 
 bench: setup
+	$(RUN) -m bench.throughput --shape tiny --dtype float32 --threads 1 $(PEERS)
+	$(RUN) -m bench.throughput --shape tiny --dtype bfloat16 --threads 1 $(PEERS)
+	$(RUN) -m bench.throughput --shape d256 --dtype float32 --threads 2 --turns 5 $(PEERS)
+	$(RUN) -m bench.throughput --shape d256 --dtype bfloat16 --threads 2 --turns 5 $(PEERS)
 	$(RUN) -m bench.grow_gpt2
 
 slurm:
