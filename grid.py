@@ -204,14 +204,14 @@ PRESETS = {
         "speeches", "gpt2", SMOLLM2, (576, 768), (0, 1, 2), 4, LR_PRETRAINED,
         tokens=(102_400, 102_400), last_tokens=10_240, learn_batch=1, evals=5, eval_tokens=8_192,
         variants=PRETRAINED, needs_parent=True,
-        train={"micro_batch": 1, "save_every": 50, "dtype": "float32"},
+        train={"micro_batch": 1, "save_every": 50, "dtype": "float32", "matmul": "highest"},
     ),
     "pretrained-short": Preset(
         "the first 40 steps of such a run, four variants: what two slow cores can pay",
         "speeches", "gpt2", SMOLLM2, (576, 768), (0, 1, 2), 4, LR_PRETRAINED,
         tokens=(40_960, 40_960), last_tokens=4_096, learn_batch=1, evals=5, eval_tokens=4_096,
         variants=("parent-continued", "lossless-pad", "nrio", "srio"), needs_parent=True,
-        train={"micro_batch": 1, "save_every": 20, "dtype": "float32"},
+        train={"micro_batch": 1, "save_every": 20, "dtype": "float32", "matmul": "highest"},
     ),
     "pretrained-x2": Preset(
         "a model you have, twice as wide, 2,000 steps of 65 k tokens, on a GPU",

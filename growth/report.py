@@ -9,6 +9,7 @@ dtype, and rounds to that; learned operators learn in it.)
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -129,11 +130,11 @@ def gradient_ratios(plan: Plan, model: GPT, x_bt: torch.Tensor, y_bt: torch.Tens
     """
     if plan.cfg.heads == "wider" or not find(plan.cfg.operator).old_first:
         return {}
-    model.zero_grad()
-    model(x_bt, y_bt).backward()
     sums = {}
-    for name, p in model.named_parameters():
-        spec, grad = plan.specs[name], p.grad
+
+    def add(name: str, p: torch.Tensor) -> None:
+        """Called as soon as p's gradient is whole, and lets it go: not all fit in memory."""
+        spec, grad, p.grad = plan.specs[name], p.grad, None
         old = tuple(slice(plan.size(a, n)[0]) for a, n in zip(spec.axes, p.shape, strict=True))
         inside, kind = grad[old].square().sum(), KINDS[spec.part]
         for key in (kind, f"h.{spec.layer}.{kind}") if kind in ("attn", "ffn") else (kind,):
@@ -142,7 +143,14 @@ def gradient_ratios(plan: Plan, model: GPT, x_bt: torch.Tensor, y_bt: torch.Tens
             entry[1] += grad.numel() - grad[old].numel()
             entry[2] += inside.item()
             entry[3] += grad[old].numel()
-    model.zero_grad()
+
+    handles = [
+        p.register_post_accumulate_grad_hook(partial(add, name))
+        for name, p in model.named_parameters()
+    ]
+    model(x_bt, y_bt).backward()
+    for handle in handles:
+        handle.remove()
     return {
         kind: (max(new, 0.0) / n_new) ** 0.5 / (kept / n_kept) ** 0.5
         for kind, (new, n_new, kept, n_kept) in sums.items()
