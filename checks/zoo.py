@@ -41,6 +41,8 @@ def model(family: str, tied=True, bias=True, activation="gelu", **extra) -> Mode
 GRANITE = dict(embedding_multiplier=3.0, residual_multiplier=0.5, logits_scaling=2.0)
 GRANITE |= dict(attention_multiplier=0.2)
 
+FALCON_MHA = dict(multi_query=False, parallel_attn=False, num_kv_heads=HEADS)
+
 MODELS = {
     "ours": model("ours"),
     "ours untied": model("ours", tied=False),
@@ -83,6 +85,9 @@ MODELS = {
     "DistilBERT": model("distilbert"),
     "Mixtral": model("mixtral", False, False, "silu", num_local_experts=3),
     "Qwen3-MoE": model("qwen3_moe", False, False, "silu", num_experts=3, num_experts_per_tok=2),
+    "Falcon MQA": model("falcon", True, False),
+    "Falcon GQA": model("falcon", True, False, new_decoder_architecture=True, num_kv_heads=2),
+    "Falcon MHA": model("falcon", False, False, **FALCON_MHA),
     "GPT-NeoX": model("gpt_neox", tied=False, rotary_pct=0.5),
     "OPT": model("opt", activation="relu"),
     "OPT no gains": model("opt", activation="relu", layer_norm_elementwise_affine=False),

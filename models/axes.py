@@ -12,7 +12,8 @@ the residual stream has residual as its input, a writer has it as its output, a 
 where they are not alike); in `q:k:v` they alternate, once for every key head (GPT-NeoX). Each part
 is a parameter of its own to growth, NAME.q.weight; models/hf_folder.py splits and joins them.
 `after ln_1` names the norm whose output the row reads (it is where gains may be folded to); a norm
-that no row reads writes the residual stream. A reader whose norm is not there reads the stream.
+that no row reads writes the residual stream. `after a|b` is the first of them that is there; where
+none is, the row reads the stream itself.
 `in PREFIX` is put before the names, and the norms, of the indented rows below it (a norm written
 /name excepted). {a|b} stands for one row with each; equal braces take the same value in a row.
 
@@ -277,6 +278,19 @@ in model.layers.*
 """
 )
 
+# One key head for all, or one for every group: both are a q:k:v that alternates by key heads.
+FALCON = """
+transformer.word_embeddings        embed  vocab -> residual
+in transformer.h.*
+  self_attention.query_key_value   q:k:v  heads:kv:kv <- residual  after ln_attn|input_layernorm
+  self_attention.dense             o      residual <- heads
+  {ln_attn|ln_mlp|input_layernorm|post_attention_layernorm}  norm  residual
+  mlp.dense_h_to_4h  up  ffn <- residual  after ln_mlp|post_attention_layernorm|input_layernorm
+  mlp.dense_4h_to_h                down   residual <- ffn
+transformer.ln_f                   norm   residual
+lm_head                            head   vocab <- residual        after transformer.ln_f
+"""
+
 GPT_NEOX = """
 gpt_neox.embed_in             embed  vocab -> residual
 in gpt_neox.layers.*
@@ -333,6 +347,7 @@ TABLES = {
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
     "gpt_neox": GPT_NEOX,
+    "falcon": FALCON,
     "opt": OPT,
 }
 
@@ -420,7 +435,7 @@ class Row:
     part: str
     axes: tuple[str, ...]
     out: int | None
-    after: str
+    after: str  # norms, "|" between them
 
 
 def parse(table: str) -> list[Row]:
@@ -432,7 +447,7 @@ def parse(table: str) -> list[Row]:
             continue
         row, _, after = line.strip().partition(" after ")
         if line.startswith(" "):
-            row, after = prefix + row, after and (prefix + after)
+            row, after = prefix + row, "|".join(prefix + n for n in after.split("|") if n)
         if "/" in after:
             after = after.partition("/")[2]
         rows += [row for choice in spread(f"{row} after {after}") for row in parse_row(choice)]
@@ -482,7 +497,7 @@ def specs(family: str, names, prefix: str = "", cls: str = "") -> dict[str, Spec
         )
     rows, found = parse(TABLES[family]), {}
     heads = parse("\n".join(row for end, row in HEADS.items() if cls.endswith(end)))
-    read = {row.after for row in rows}
+    read = {norm for row in rows for norm in row.after.split("|")}
     before_head = {row.after for row in rows if row.axes == ("vocab", "residual") and row.out == 0}
     for name in names:
         hits = matches(rows, name) or matches(rows, prefix + name) or matches(heads, name)
@@ -493,16 +508,16 @@ def specs(family: str, names, prefix: str = "", cls: str = "") -> dict[str, Spec
             )
         row, match = hits[0]
         layer = match[1] if match.groups() else None
-        after = row.after.replace("*", layer or "")
-        if after and match[0] != name:
-            after = after.removeprefix(prefix)  # the bare model's own name for its norm
+        norms = row.after.replace("*", layer or "").split("|")
+        if match[0] != name:
+            norms = [norm.removeprefix(prefix) for norm in norms]  # the bare model's own names
         whole = Spec(
             name,
             row.part,
             row.axes,
             row.out,
             None if layer is None else int(layer),
-            after if f"{after}.weight" in names else None,
+            next((norm for norm in norms if f"{norm}.weight" in names), None),
             name,
             ":" in row.part,
             row.part == "norm" and row.axes == ("residual",) and row.name not in read,

@@ -94,6 +94,13 @@ FAMILIES = {
     "mixtral": LLAMA,
     "qwen3_moe": replace(LLAMA, expert_ffn="moe_intermediate_size", qk_norm="head_dim"),
     "gpt_neox": Family(rope="half"),
+    "falcon": Family(
+        ffn="ffn_hidden_size",
+        eps="layer_norm_epsilon",
+        activation="activation",
+        kv="num_kv_heads",
+        rope="half",
+    ),
     "opt": Family(
         ffn="ffn_dim",
         eps="",
@@ -123,17 +130,21 @@ def sizes_of(config, family: Family) -> Sizes:
         )
     if getattr(config, "do_layer_norm_before", True) is False:
         raise UserError("OPT with do_layer_norm_before=false (Post-LN) has no axis table")
+    if getattr(config, "alibi", False):
+        raise UserError("alibi: its slopes depend on the number of heads; there is no exact growth")
     if not (type(d) is int and type(heads) is int and d > 0 and heads > 0):
         raise UserError(f"config.json: width {d!r}, attention heads {heads!r}: not sizes")
+    one = getattr(config, "multi_query", False) and not config.new_decoder_architecture  # Falcon
     return Sizes(
         d,
         heads,
-        (family.kv and getattr(config, family.kv)) or heads,
+        1 if one else (family.kv and getattr(config, family.kv)) or heads,
         (family.head_dim and getattr(config, family.head_dim, None)) or d // heads,
         getattr(config, family.ffn) or 4 * d,
         getattr(config, family.expert_ffn) if family.expert_ffn else 0,
         rotary_part(config, family),
         getattr(config, family.rotary_dim) if family.rotary_dim else 0,
+        one,
     )
 
 

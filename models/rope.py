@@ -23,20 +23,17 @@ def repeated(config, dim_old: int, k: int) -> dict:
     """
 
     def repeat(old: dict) -> dict:
-        known = {"factor": 1.0, "attention_factor": 1.0} | {
+        plain = {"factor": 1.0, "attention_factor": 1.0} | {
             "original_max_position_embeddings": config.max_position_embeddings
         }
-        kept = ("partial_rotary_factor", *(known if old.get("rope_type") == "longrope" else ()))
+        if "partial_rotary_factor" in old:
+            plain["partial_rotary_factor"] = old["partial_rotary_factor"]
         factors = {
             name: wavelengths(old, dim_old, name).repeat_interleave(k).tolist()
             for name in ("short_factor", "long_factor")
         }
-        return (
-            known
-            | {n: v for n, v in old.items() if n in kept}
-            | {"rope_type": "longrope", "rope_theta": 1.0}
-            | factors
-        )
+        kept = old if old.get("rope_type") == "longrope" else plain
+        return kept | {"rope_type": "longrope", "rope_theta": 1.0} | factors
 
     return each(config.rope_parameters, repeat)
 

@@ -26,6 +26,7 @@ class Sizes:
     expert_ffn: int = 0
     rotary_part: float = 0.0
     rotary_dim: int = 0
+    one_kv: bool = False  # a single key head, which stays: the config has no word for more
 
     @property
     def rotary(self) -> int:
@@ -72,7 +73,7 @@ class Sizes:
             head_dim = scaled(head_dim, "coordinates per head")
         else:
             n_head, group = scaled(n_head, f"heads of {head_dim}"), self.n_head // kv_heads
-            if n_head % group == 0:
+            if n_head % group == 0 and not self.one_kv:
                 kv_heads = n_head // group
             elif kv_heads > 1:  # a single key head may stay and serve the new heads too
                 raise Misfit(f"width {d_model} would need {n_head / group:g} key heads")

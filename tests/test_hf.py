@@ -92,6 +92,7 @@ FACTS = [  # a family, one fact of models/hf.py turned wrong, and a growth that 
     ("ModernBERT", dict(head_activation="relu"), 2, WIDER),
     ("RoBERTa", dict(head_activation="relu"), 2, WIDER),
     ("DistilBERT", dict(gated=True), 2, WIDER),
+    ("Falcon MQA", dict(norm="rmsnorm"), 1.5, PAD),
     ("Mixtral", dict(norm="layernorm"), 1.5, PAD),
     ("Qwen3-MoE", dict(norm="layernorm"), 1.5, PAD),
 ]
@@ -191,6 +192,48 @@ def test_mean_not_zeros_is_what_layernorm_needs(tmp_path, monkeypatch):
     plain = pad.fill_new_rows
     monkeypatch.setattr(pad, "fill_new_rows", lambda w, dim, d, mean: plain(w, dim, d, False))
     assert error("GPT-2", 1.5, GrowConfig("pad"), tmp_path) > 1e-3
+
+
+# ---- what a config can and cannot say
+
+
+def error_with(name: str, switches: dict, factor: float, cfg: GrowConfig, place: Path) -> float:
+    model = replace(zoo.MODELS[name], extra=(*zoo.MODELS[name].extra, *switches.items()))
+    cell = exactness.hugging_face(model, torch.float64, place / "parent")
+    return cell(factor, cfg)[0]["max_rel_dlogit"]
+
+
+YARN = dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=2.0))
+REFUSED = [
+    ("Phi", dict(qk_layernorm=True), "k_layernorm"),
+    ("Falcon MQA", dict(alibi=True), "alibi"),
+    ("Llama GQA", YARN, "yarn"),
+]
+
+
+@pytest.mark.parametrize("name,switches,message", REFUSED)
+def test_what_has_no_exact_form_is_refused_by_name(name, switches, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        error_with(name, switches, 2, WIDER, tmp_path)
+
+
+def test_longrope_keeps_both_of_its_lists(tmp_path, monkeypatch):
+    """Phi-3-mini-128k: other factors beyond the original context, which the probe exceeds."""
+    long = dict(rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=16)
+    long |= dict(short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.0, 2.0, 4.0, 8.0])
+    switches = dict(rope_parameters=long, original_max_position_embeddings=16)
+    assert error_with("Phi-3", switches, 2, WIDER, tmp_path / "a") < TOLERANCE
+    padded = replace(PAD, heads="wider")
+    assert error_with("Phi-3", switches, 2, padded, tmp_path / "b") < 1e-6  # theta' rounds
+    plain = rope.wavelengths
+    monkeypatch.setattr(rope, "wavelengths", lambda old, dim, name: plain(old, dim, "short_factor"))
+    assert error_with("Phi-3", switches, 2, WIDER, tmp_path / "c") > 1e-3
+
+
+def test_a_lone_key_head_stays_where_the_config_has_no_word_for_more(tmp_path):
+    exactness.hugging_face(zoo.MODELS["Falcon MQA"], torch.float64, tmp_path / "parent")
+    growth = folder.plan_folder(tmp_path / "parent", 64, GrowConfig("lossless"))
+    assert (growth.plan.new.n_head, growth.plan.new.kv_heads) == (8, 1)
 
 
 # ---- other heads, Post-LN, RoPE, half precision
