@@ -9,6 +9,8 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from errors import UserError
 from growth.apply import check_growth
 from growth.operators import find as find_operator
@@ -259,9 +261,8 @@ def expand_grid(preset: str | Preset, variants: list[str], seeds: list[int]) -> 
     """Every run of the grid, parents before children; `variants` may carry overrides
     ("srio@epsilon=0.25@lr=0.001")."""
     preset = find(PRESETS, preset, "preset") if isinstance(preset, str) else preset
-    runs = []
+    runs, parsed = [], list({found[0]: found for found in map(parse_variant, variants)}.values())
     for seed in seeds:
-        parsed = [(name, *parse_variant(name)) for name in variants]
         started = any(variant.grow or variant.continues for _, variant, _ in parsed)
         if started and not preset.parent:
             runs.append(make_run(preset, "parent", Variant("", ""), {}, seed, 0))
@@ -363,20 +364,24 @@ def find(table: dict, name: str, what: str):
     return table[name]
 
 
-def parse_variant(text: str) -> tuple[Variant, dict]:
-    """ "name@key=value@..." -> the variant with its growth settings changed, and the training
-    settings to change. Keys are GrowConfig fields, lr and steps-like TrainConfig numbers, `gate`
-    and `optimizer`."""
+def parse_variant(text: str) -> tuple[str, Variant, dict]:
+    """ "name@key=value@..." -> its canonical form (keys in order, numbers as short as they can be:
+    one run has one name), the variant with its growth settings changed, and the training settings
+    to change. Keys are GrowConfig fields, lr and steps-like TrainConfig numbers, `gate` and
+    `optimizer`."""
     name, *pairs = text.split("@")
-    variant, train = find(VARIANTS, name, "variant"), {}
+    variant, train, given = find(VARIANTS, name, "variant"), {}, {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
+        if key in given:
+            raise UserError(f"override {key!r} is given twice in {text!r}; give it once")
         if not sign or not re.fullmatch(r"[\w.,+-]+", value):
             raise UserError(f"override {pair!r} in {text!r} must read key=value, e.g. lr=0.001")
         if key in ("gate", "optimizer"):
-            variant = replace(variant, **{key: convert(value, getattr(variant, key), text)})
+            value = convert(value, getattr(variant, key), text)
+            variant = replace(variant, **{key: value})
         elif key in TRAIN_KEYS:
-            train[key] = convert(value, TRAIN_KEYS[key], text)
+            value = train[key] = convert(value, TRAIN_KEYS[key], text)
         elif variant.grow and key in {f.name for f in dataclasses.fields(GrowConfig)} - {"seed"}:
             value = convert(value, getattr(variant.grow, key), text)
             train |= {key: value} if key == "learn_batch" else {}
@@ -387,7 +392,17 @@ def parse_variant(text: str) -> tuple[Variant, dict]:
                 f"override key {key!r} in {text!r} is unknown; choose one of "
                 f"{', '.join([*TRAIN_KEYS, 'gate', 'optimizer', *known])}"
             )
-    return variant, train
+        given[key] = canonical(value)
+    return "@".join([name, *(f"{key}={given[key]}" for key in sorted(given))]), variant, train
+
+
+def canonical(value: object) -> str:
+    """An override's value as run names show it: 0.250 is 0.25, 3e-05 is 0.00003, True is true."""
+    if isinstance(value, tuple):
+        return ",".join(map(canonical, value))
+    if isinstance(value, float):
+        return np.format_float_positional(value + 0.0, trim="-")  # + 0.0: -0 is 0
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 TRAIN_KEYS = {"lr": 0.0, "weight_decay": 0.0, "min_lr_ratio": 0.0, "schedule": "", "clip": 0.0}

@@ -6,6 +6,8 @@
     python run_ablations.py --slurm                  # submit to the cluster from a login node
 
 Called again, it keeps finished rows and goes on with interrupted runs where they stopped.
+Exit code 0: every run of the grid ended well; 1: some run failed or diverged, and the table has
+what there is; 2: the command was refused, and nothing was done.
 Folders: OUT/rows (a JSON row per run), OUT/runs (checkpoints and metrics), OUT/jobs (logs), and
 OUT/table.*, OUT/claims.md, OUT/*.png when the grid is complete.
 """
@@ -13,6 +15,7 @@ OUT/table.*, OUT/claims.md, OUT/*.png when the grid is complete.
 import os
 import shlex
 import sys
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,7 +85,7 @@ def main() -> None:
     if args.list:
         return print_variants()
     if args.summarize:
-        return summarize(args.summarize, ROOT / "figures" / args.summarize.resolve().name)
+        return summarize(args.summarize, allow_missing=True)
     if args.slurm and not args.preset:
         raise UserError("--slurm needs --preset: the node that submits need not be one that runs")
     name = args.preset or default_preset()
@@ -93,7 +96,7 @@ def main() -> None:
         raise UserError(
             f"preset {name} and --width grow a model that is there; give --parent FOLDER"
         )
-    names = [v for v in args.only.split(",") if v] or list(preset.variants)
+    names = [v for v in map(str.strip, args.only.split(",")) if v] or list(preset.variants)
     names = list(grid.VARIANTS) if names == ["all"] else list(dict.fromkeys(names))
     runs = grid.expand_grid(preset, names, grid.parse_seeds(args.seeds, preset.seeds))
     out = (args.out or ROOT / "runs" / name).resolve()
@@ -102,9 +105,9 @@ def main() -> None:
     if args.dry_run:
         return print_budget(name, preset, runs, n_jobs(args.jobs))
     if args.publish:
-        return publish(out, out.name)
+        return publish(out)
     if args.status or args.cancel:
-        return print_status(out, runs, args.cancel)
+        return print_status(out, name, runs, args.cancel)
     if args.local == args.slurm:
         raise UserError(
             "nothing to do: choose one of --local, --slurm, --dry-run, --list, --status"
@@ -139,37 +142,42 @@ def n_jobs(asked: int) -> int:
 
 def run_grid(args: Args, name: str, preset: grid.Preset, runs: list[grid.Run], out: Path) -> None:
     """Prepare the corpus, run or submit what is missing, then table, claims and figures."""
-    output.check_rows(out, runs)
     # refused before anything is written
     config = cluster.load_config(args.slurm_config)
+    if args.slurm:
+        cluster.check_slurm(config, name if preset.gpu else "")
     output.check_place(out)
-    if args.retry_failed:
-        output.forget_failed(out, runs)
-    if args.slurm and preset.gpu and not (config.gres or config.gpus_per_node):
-        raise UserError(
-            f"preset {name} needs a GPU per run and the Slurm settings name none; give "
-            f"--slurm-config FILE with gpus_per_node = 1 (see slurm/config.toml)"
-        )
+    rows = output.check_rows(out, name, runs)
     data = prepare_corpus(preset, args)
-    output.check_corpus(out, runs, data)
-    if args.parent:
-        bring_parent(args.parent, out, preset, data, preset.train.get("dtype", "auto"))
+    output.check_corpus(rows, out, data)
     command = shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
     shared = {"preset": name, "data": str(data), "command": command, "code": code_version()}
-    jobs, done = output.make_jobs(runs, shared), output.finished(out, runs)
+    jobs, done = output.make_jobs(runs, shared), output.finished(out, runs, args.retry_failed)
+
+    def begin(live: Container[str]) -> None:  # called when nobody else starts runs in OUT
+        if args.retry_failed:
+            output.forget_failed(out, runs, live)
+        if args.parent:
+            bring_parent(args.parent, out, preset, data, preset.train.get("dtype", "auto"))
+
     if args.slurm:
-        sent = cluster.submit_slurm(out, jobs, config, done)
+        sent = cluster.submit_slurm(out, jobs, config, done, prepare=begin)
         print(f"submitted {len(sent)} of {len(runs)} runs: {' '.join(sent) or 'nothing to do'}")
         return print("watch with --status; when all are done it prints the table")
     states = {}
-    if not all(done(run.run_id) for run in runs):
+    if args.retry_failed or not all(done(run.run_id) for run in runs):
         with GridBar(out, runs) as bar:
-            states = cluster.run_local(out, jobs, n_jobs(args.jobs), done, bar.update)
-    failed = {run_id: s for run_id, s in states.items() if s.state == "failed"}
-    for run_id, s in failed.items():
-        print(f"failed: {run_id}: {s.reason}" + (f" (log: {s.log})" if s.log else ""))
-    summarize(out, out, allow_missing=bool(failed or args.only or args.seeds))
-    if failed:
+            states = cluster.run_local(
+                out, jobs, n_jobs(args.jobs), done, bar.update, prepare=begin
+            )
+    bad = output.unfinished(out, runs, states)
+    for run_id, status in bad.items():
+        log = f" (log: {status.log})" if status.log else ""
+        print(f"{status.state}: {run_id}: {status.reason}{log}")
+    if any(output.is_done(out, run.run_id) for run in runs):
+        summarize(out, out, allow_missing=bool(bad or args.only or args.seeds))
+    if bad:
+        print("the same command goes on; with --retry-failed, diverged runs start afresh")
         sys.exit(1)
 
 

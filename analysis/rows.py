@@ -224,18 +224,25 @@ def matched(rows: list[dict], allow_missing: bool = False) -> tuple[list[dict], 
     With `allow_missing`, a stage keeps only the seeds that every variant has, and a note says so.
     Diverged and failed runs count as present: they are shown, never silently replaced.
     """
+    notes, kept = comparable(rows), []
+    for stage, group in by_stage(rows):
+        group, stage_notes = _common_seeds(stage, group, allow_missing)
+        kept += group
+        notes += stage_notes + _window_notes(stage, group)
+    return kept, notes + _warnings(kept)
+
+
+def comparable(rows: list[dict]) -> list[str]:
+    """UserError where two rows may not stand in one table, whatever seeds are still to come; notes
+    that the reader must see."""
     _same_everywhere(rows)
     notes: list[str] = []
-    kept: list[dict] = []
     for stage, group in by_stage(rows):
         _same_config(group)
         _same_protocol(group)
         _same_data_order(group)
         notes += _same_parent(stage, group, rows)
-        group, stage_notes = _common_seeds(stage, group, allow_missing)
-        kept += group
-        notes += stage_notes + _window_notes(stage, group)
-    return kept, notes + _warnings(kept)
+    return notes
 
 
 def by_stage(rows: list[dict]) -> list[tuple[int | str, list[dict]]]:
@@ -395,8 +402,8 @@ def _common_seeds(
     listing = "; ".join(f"{variant} lacks {_listed(m)}" for variant, m in sorted(missing.items()))
     if not allow_missing:
         raise UserError(
-            f"stage {stage}: seeds are missing: {listing}; run them, or use --allow-missing to "
-            "compare the common seeds only"
+            f"stage {stage}: seeds are missing: {listing}; run them (python -m analysis.aggregate "
+            "FOLDER --allow-missing compares the common seeds only)"
         )
     common = set.intersection(*seeds.values())
     if not common:

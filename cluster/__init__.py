@@ -9,8 +9,8 @@ the queue. Nothing is unpickled here, and nothing depends on what Slurm accounti
 from cluster.code import snapshot
 from cluster.job import Job, RunJob, Status, job_folder, read_note
 from cluster.local import local_gpus, run_local
-from cluster.slurm import SlurmConfig, cancel, load_config, status, submit_slurm
+from cluster.slurm import SlurmConfig, cancel, check_slurm, load_config, status, submit_slurm
 
-__all__ = ["Job", "RunJob", "SlurmConfig", "Status", "cancel", "job_folder"]
+__all__ = ["Job", "RunJob", "SlurmConfig", "Status", "cancel", "check_slurm", "job_folder"]
 __all__ += ["load_config", "local_gpus", "read_note", "run_local", "snapshot", "status"]
 __all__ += ["submit_slurm"]

@@ -5,15 +5,18 @@ import os
 from pathlib import Path
 
 import files
-from provenance import ROOT, SNAPSHOT, code_version, git
+from provenance import ROOT, SNAPSHOT, code_version
 
-OUTPUTS = ("runs", "out", "corpora")
+# folders of the repository that a run may import from; a virtual environment is none
+PACKAGES = ("analysis", "checks", "cluster", "data", "figures", "growth", "models", "tests")
+PACKAGES += ("training",)
 
 
 def snapshot(out: Path) -> Path:
     """Copy the program's *.py to `<out>/code/<hash of them>`; returns that folder. The caller
     holds the scheduler's lock."""
-    sources = {path: (ROOT / path).read_bytes() for path in _sources()}
+    found = [*ROOT.glob("*.py"), *(p for name in PACKAGES for p in (ROOT / name).rglob("*.py"))]
+    sources = {str(path.relative_to(ROOT)): path.read_bytes() for path in found}
     digest = hashlib.sha256(repr(sorted(sources.items())).encode()).hexdigest()[:12]
     folder = out / "code" / digest
     files.sweep(folder.parent, mine="*")
@@ -33,15 +36,12 @@ def _holds(path: Path, content: bytes) -> bool:
 
 def code_env(code: Path) -> dict[str, str]:
     """Import from `code`, and not from the folder in which the command was given."""
-    path = f"{code}:{os.environ['PYTHONPATH']}" if os.environ.get("PYTHONPATH") else str(code)
-    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    place = code.name if start_in(code) else str(code)  # Python resolves it when it starts
+    more = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    return {"PYTHONPATH": ":".join([place, *more]), "PYTHONSAFEPATH": "1"}
 
 
-def _sources() -> list[str]:
-    """Relative paths of what git does not ignore, or, without git, of all outside the outputs."""
-    listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.py")
-    if listed is not None:
-        return sorted(path for path in listed.split("\0") if path and (ROOT / path).exists())
-    tops = [top for top in ROOT.iterdir() if top.name[0] != "." and top.name not in OUTPUTS]
-    found = [path for top in tops for path in ([top] if top.is_file() else top.rglob("*.py"))]
-    return sorted(str(path.relative_to(ROOT)) for path in found if path.suffix == ".py")
+def start_in(code: Path) -> Path | None:
+    """Where Python must start to find `code`; None: anywhere. A colon ends a path in PYTHONPATH and
+    cannot be escaped there, so a snapshot below such a folder is named relative to its own."""
+    return code.parent if ":" in str(code) else None

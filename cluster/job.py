@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -165,18 +166,31 @@ def read_note(path: Path) -> dict:
     return files.read_json(path, remedy="delete it and run again", default={})
 
 
-def outcome(out: Path, run_id: str, is_done: Callable[[str], bool]) -> Status:
-    """What the files say of a run that no longer runs."""
+def outcome(out: Path, run_id: str, is_done: Callable[[str], bool], log: str = "") -> Status:
+    """What the files say of a run that no longer runs; `log` is where one that never noted
+    anything wrote to."""
     note = read_note(state_file(out, run_id))
-    state, log = note.get("state"), note.get("log", "")
+    state, log = note.get("state"), note.get("log") or log
     if is_done(run_id):
         return Status("done", log=log)
     if state == "stopped":  # starts again with the next command
         return Status("queued", note["reason"], log)
     if state == "done":
-        return Status("failed", "ended without a result", log)
+        places = f"{Path(out) / 'runs' / run_id} and {Path(out) / 'rows' / run_id}.json"
+        return Status("failed", f"ended without a result: delete {places}, then run again", log)
+    if state == "queued" and (line := last_line(log)):  # it never came to our code
+        return Status("failed", f"did not start: {line}", log)
     reason = note.get("reason") or "ended before it was done (killed? out of memory?)"
     return Status("failed", reason, log)
+
+
+def last_line(log: str) -> str:
+    """The last line of a log that says something, "" where there is none."""
+    with suppress(OSError), open(log, "rb") as file:
+        file.seek(max(0, os.path.getsize(log) - 4096))
+        lines = file.read().decode(errors="replace").split("\n")
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    return ""
 
 
 def longest_first(jobs: list[Job]) -> list[Job]:

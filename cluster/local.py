@@ -5,14 +5,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 
 import submitit
 from submitit.helpers import clean_env, environment_variables
 
 import files
-from cluster.code import code_env, snapshot
+from cluster.code import code_env, snapshot, start_in
 from cluster.job import (
     TARGET,
     Job,
@@ -35,6 +35,7 @@ def run_local(
     n_jobs: int,
     is_done: Callable[[str], bool],
     on_progress: Callable[[dict[str, Status]], None] = lambda states: None,
+    prepare: Callable[[tuple], object] = lambda live: None,
     gpus: tuple[str, ...] | None = None,
     target: str = TARGET,
 ) -> dict[str, Status]:
@@ -42,11 +43,13 @@ def run_local(
 
     Each run gets cores // n_jobs threads, and one of `gpus` in turn (None: those of the machine).
     Ctrl-C or SIGTERM lets the runs save and stop, then exits with 128 + signal; a second one does
-    not wait. If this process is killed outright, its runs save and stop by themselves.
+    not wait. If this process is killed outright, its runs save and stop by themselves. `prepare` is
+    called once the folder is locked, with the run_ids that somebody else runs: none.
     """
     out = Path(out).resolve()
     gpus = local_gpus() if gpus is None else gpus
     with scheduler_lock(out), _caught_signals() as caught:
+        prepare(())
         grid = _Grid(out, jobs, n_jobs, is_done, gpus, target)
         while True:
             grid.collect(stopping=bool(caught))
@@ -87,8 +90,8 @@ class _Grid:
     def collect(self, stopping: bool) -> None:
         """Note what became of the runs that ended."""
         for run_id in [run_id for run_id, (job, _) in self.live.items() if job.done()]:
-            del self.live[run_id]
-            state = outcome(self.out, run_id, self.is_done)
+            log = str(self.live.pop(run_id)[0].paths.stdout)
+            state = outcome(self.out, run_id, self.is_done, log)
             if state.state == "queued" and not stopping:  # somebody else stopped it
                 state = Status("failed", state.reason, state.log)
             self.states[run_id] = state
@@ -121,7 +124,8 @@ class _Grid:
         executor.update_parameters(timeout_min=60 * 24 * 365, stderr_to_stdout=True)
         files.write_json(state_file(self.out, job.run_id), {"state": "queued"})
         env = code_env(self.code) | thread_env(len(os.sched_getaffinity(0)) // self.n_jobs)
-        with clean_env(), environment_variables(**env), _blocked_signals():
+        place = chdir(start_in(self.code) or Path.cwd())
+        with place, clean_env(), environment_variables(**env), _blocked_signals():
             started = executor.submit(run)
         self.live[job.run_id] = started, slot
         self.states[job.run_id] = Status("running", log=str(started.paths.stdout))

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import checkpoint
-from analysis.rows import read_row, row_path
-from cluster.job import Job
+from analysis.rows import comparable, load_rows, read_row, row_path
+from cluster.job import Job, Status
 from data.shards import Corpus
 from errors import UserError
 from grid import Run
@@ -25,24 +25,34 @@ def check_place(out: Path) -> None:
         raise UserError(f"--out is {out}, but {place} is no folder to write in; choose another")
 
 
-def check_rows(out: Path, runs: list[Run]) -> None:
-    """Rows of another protocol are never mixed in: same run_id, other config is refused."""
-    for run in runs:
-        path = row_path(out, run.run_id)
-        if path.exists() and read_row(path).get("config_hash") != checkpoint.hash_json(run.plan):
+def check_rows(out: Path, preset: str, runs: list[Run]) -> list[dict]:
+    """The rows that OUT holds. UserError where they could not stand in one table with each other
+    and with those of `runs`: another preset, or the same run_id with another plan."""
+    rows = load_rows(out) if any((out / "rows").glob("[!.]*.json")) else []
+    plans = {run.run_id: checkpoint.hash_json(run.plan) for run in runs}
+    for row in rows:
+        path = row_path(out, row["run_id"])
+        if row["preset"] != preset:
             raise UserError(
-                f"{path} is the row of another configuration of {run.run_id}; "
-                f"choose another --out, or delete the row and {out / 'runs' / run.run_id}"
+                f"{path} is of preset {row['preset']}, not {preset}: choose another --out"
             )
+        if plans.get(row["run_id"], row.get("config_hash")) != row.get("config_hash"):
+            raise UserError(
+                f"{path} is the row of another configuration of {row['run_id']}; "
+                f"choose another --out, or delete the row and {out / 'runs' / row['run_id']}"
+            )
+    comparable(rows)
+    return rows
 
 
-def check_corpus(out: Path, runs: list[Run], data: Path) -> None:
+def check_corpus(rows: list[dict], out: Path, data: Path) -> None:
     """Rows of another corpus are never mixed in either."""
     wanted = Corpus(data).manifest_hash
-    for path in (row_path(out, run.run_id) for run in runs):
-        if path.exists() and read_row(path).get("manifest_hash") != wanted:
+    for row in rows:
+        if row["manifest_hash"] != wanted:
             raise UserError(
-                f"{path} was made on another corpus than {data.name}; choose another --out"
+                f"{row_path(out, row['run_id'])} was made on another corpus than {data.name}; "
+                f"choose another --out"
             )
 
 
@@ -67,17 +77,35 @@ def is_done(out: Path, run_id: str, parents: Container[str] = ()) -> bool:
     return read_row(path)["status"] == "done" and (out / "runs" / run_id / "final").exists()
 
 
-def finished(out: Path, runs: list[Run]) -> Callable[[str], bool]:
-    """is_done by run_id alone."""
-    missing = [run for run in runs if not row_path(out, run.run_id).exists()]
-    return partial(is_done, out, parents={run.needs for run in missing})
-
-
-def forget_failed(out: Path, runs: list[Run]) -> None:
-    """Delete the folder and row of every run that ended badly, so that it starts afresh."""
+def finished(out: Path, runs: list[Run], retry: bool = False) -> Callable[[str], bool]:
+    """is_done by run_id alone. `retry`: those that ended badly will be forgotten first."""
+    parents = set()
     for run in runs:
         path = row_path(out, run.run_id)
-        if path.exists() and read_row(path)["status"] != "done":
+        if not path.exists() or (retry and read_row(path)["status"] != "done"):
+            parents.add(run.needs)
+    return partial(is_done, out, parents=parents)
+
+
+def forget_failed(out: Path, runs: list[Run], live: Container[str]) -> None:
+    """Delete the folder and row of every run that ended badly, so that it starts afresh; not of
+    those that are `live`. The caller holds the scheduler's lock. The row goes last: killed halfway,
+    the run is still a failed one."""
+    for run in runs:
+        path = row_path(out, run.run_id)
+        if run.run_id not in live and path.exists() and read_row(path)["status"] != "done":
             shutil.rmtree(out / "runs" / run.run_id, ignore_errors=True)
             shutil.rmtree(out / "grown" / run.run_id, ignore_errors=True)
             path.unlink()
+
+
+def unfinished(out: Path, runs: list[Run], states: dict[str, Status]) -> dict[str, Status]:
+    """The runs that did not end well, by run_id: what their row says, or how their job ended."""
+    found = {run_id: status for run_id, status in states.items() if status.state == "failed"}
+    for run in runs:
+        path = row_path(out, run.run_id)
+        row = read_row(path) if path.exists() else {"status": "done"}
+        if row["status"] != "done":
+            log = states.get(run.run_id, Status("")).log
+            found[run.run_id] = Status(row["status"], row.get("reason") or "", log)
+    return found

@@ -58,9 +58,9 @@ class GridBar:
             return 0
 
 
-def print_status(out: Path, runs: list[Run], cancel: bool) -> None:
+def print_status(out: Path, preset: str, runs: list[Run], cancel: bool) -> None:
     """A table of the runs, how many are in each state, and the results when all have ended."""
-    check_rows(out, runs)
+    rows = check_rows(out, preset, runs)
     if cancel:
         cancelled = slurm.cancel(out)
         print(f"cancelled {len(cancelled)} runs: {' '.join(cancelled) or 'none was queued'}")
@@ -72,7 +72,7 @@ def print_status(out: Path, runs: list[Run], cancel: bool) -> None:
         print(f"{run_id:{width}}  {state:8}  {reason or '-'}  {states[run_id].log or '-'}")
     counts = Counter(state for state, _ in shown.values())
     print(", ".join(f"{n} {state}" for state, n in counts.items()) + f" of {len(states)}")
-    if not {"queued", "running"} & set(counts) and (out / "rows").exists():
+    if rows and not {"queued", "running"} & set(counts):
         summarize(out, out, allow_missing=True)
 
 

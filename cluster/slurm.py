@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -15,13 +15,14 @@ import submitit
 from submitit.helpers import clean_env, environment_variables
 
 import files
-from cluster.code import code_env, snapshot
+from cluster.code import code_env, snapshot, start_in
 from cluster.job import (
     TARGET,
     Job,
     RunJob,
     Status,
     job_folder,
+    last_line,
     longest_first,
     outcome,
     read_note,
@@ -62,7 +63,8 @@ class SlurmConfig:
         """submitit's parameters for runs that start after the jobs `after` have succeeded."""
         named = ("partition", "account", "qos", "constraint", "gres", "gpus_per_node", "nodes")
         options = {name: getattr(self, name) or None for name in named}
-        setup = [f"export {k}={shlex.quote(v)}" for k, v in code_env(code).items()]
+        setup = [f"cd {shlex.quote(str(start_in(code)))}"] if start_in(code) else []
+        setup += [f"export {k}={shlex.quote(v)}" for k, v in code_env(code).items()]
         setup += [f"export {k}={v}" for k, v in thread_env(self.cpus_per_task).items()]
         extra = {"requeue": True, "kill-on-invalid-dep": "yes", **self.extra}
         return {
@@ -110,24 +112,39 @@ def load_config(path: Path | None) -> SlurmConfig:
     return SlurmConfig(**data)
 
 
+def check_slurm(config: SlurmConfig, gpu_preset: str = "") -> None:
+    """UserError where nothing can be submitted, or where `gpu_preset` would get no GPU."""
+    if not shutil.which("sbatch"):
+        raise UserError("sbatch not found: submit from a Slurm login node, or use --local")
+    if gpu_preset and not (config.gres or config.gpus_per_node):
+        raise UserError(
+            f"preset {gpu_preset} needs a GPU per run and the Slurm settings name none; give "
+            f"--slurm-config FILE with gpus_per_node = 1 (see slurm/config.toml)"
+        )
+
+
 def submit_slurm(
     out: Path,
     jobs: list[Job],
     config: SlurmConfig,
     is_done: Callable[[str], bool],
     target: str = TARGET,
+    prepare: Callable[[Container[str]], object] = lambda live: None,
 ) -> list[str]:
-    """Submit what is neither done nor in the queue; returns the run_ids submitted.
+    """Submit what is neither done nor in the queue; returns the run_ids submitted. `prepare` is
+    called once the folder is locked, with the run_ids in the queue.
 
     Runs with the same unfinished parents form one array, which starts when all of them succeeded.
     Runs whose parents are neither done, queued nor in `jobs` are left out. Job ids and logs are
     kept in `<out>/slurm_jobs.json`.
     """
+    check_slurm(config)
     out = Path(out).resolve()
     with scheduler_lock(out):
         files.sweep(out, mine="slurm_jobs.json")
         record, code = read_note(out / "slurm_jobs.json"), snapshot(out)
         ids = {run_id: record[run_id]["job_id"] for run_id in _queue(record)}
+        prepare(ids.keys())
         todo = longest_first([j for j in jobs if j.run_id not in ids and not is_done(j.run_id)])
         parents = {j.run_id: [p for p in j.needs if not is_done(p)] for j in todo}
         submitted: list[str] = []
@@ -146,8 +163,6 @@ def submit_slurm(
 def _submit_array(
     out: Path, group: list[Job], config: SlurmConfig, code: Path, after: list[str], target: str
 ) -> dict[str, dict]:
-    if not shutil.which("sbatch"):
-        raise UserError("sbatch not found: submit from a Slurm login node, or use --local")
     executor = submitit.SlurmExecutor(
         folder=out / "jobs" / "slurm",
         max_num_timeout=config.max_timeouts or (1000 if config.minutes <= SHORT_MIN else 20),
@@ -218,8 +233,9 @@ def _status(out, job, is_done, entry: dict, slurm: tuple[str, str] | None) -> St
     if not note:
         return Status("queued", "not submitted")
     if note["state"] != "failed" and slurm:
-        return Status("failed", f"Slurm: {slurm[0]}", log)
-    return outcome(out, job.run_id, is_done)
+        said = f": {last_line(log)}" if note["state"] == "queued" and last_line(log) else ""
+        return Status("failed", f"Slurm: {slurm[0]}{said}", log)
+    return outcome(out, job.run_id, is_done, log)
 
 
 def cancel(out: Path, run_ids: list[str] | None = None) -> list[str]:

@@ -1,16 +1,13 @@
 """Validation loss from growth on, one line per variant, one picture per stage.
 
-    python figures/loss_curves.py results/tiny --out figures/tiny
+    python -m figures.loss_curves results/tiny --out figures/tiny
 
 Left: the whole stage. Right: its last part, scaled to the grown variants, which end close to each
 other. Thick: mean over the seeds that finished; faint: each seed; a cross ends a diverged run.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -1,16 +1,13 @@
 """The loss table as a picture: paired difference to the baseline, per variant, with its 95 % CI.
 
-    python figures/loss_table.py results/tiny --out figures/tiny
+    python -m figures.loss_table results/tiny --out figures/tiny
 
 Dot and bar: mean over seeds and 95 % CI (Student t); small dots: the seeds; hollow dot, no bar: one
 seed, so no interval. Left of 0 is better than the baseline. What lies outside is an arrow.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import matplotlib.pyplot as plt
 import tyro

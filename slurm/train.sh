@@ -12,6 +12,7 @@
 #   sbatch --gpus-per-node=2 slurm/train.sh --data corpora/c4 --out runs/big [options of train.py]
 # Before the time limit or a preemption it saves, exits with 75, and is put into the queue again.
 set -uo pipefail
+[ -n "${SLURM_JOB_ID:-}" ] || { echo "error: a job for Slurm: sbatch $0 [options of train.py]" >&2; exit 2; }
 
 job=$(scontrol show job "$SLURM_JOB_ID") # Slurm runs a copy of this script
 script=$(sed -n 's/^ *Command=\(.*train\.sh\).*/\1/p' <<<"$job")

@@ -264,7 +264,7 @@ def test_nan_gradients_make_a_row_that_says_why(grid_run, tmp_path, corpus_folde
     assert row(tmp_path, run.run_id)["status"] == "diverged"
     assert "step 12" in row(tmp_path, run.run_id)["reason"]
     assert output.is_done(tmp_path, run.run_id)  # not repeated, unless asked to:
-    output.forget_failed(tmp_path, [run])
+    output.forget_failed(tmp_path, [run], live=())
     execute(str(tmp_path), run.run_id, spec)
     assert row(tmp_path, run.run_id) == undisturbed
 

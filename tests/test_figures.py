@@ -1,6 +1,7 @@
 """Figures: files appear, the same rows give the same bytes, odd inputs are drawn or refused."""
 
 import copy
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,11 +91,13 @@ def test_labels_are_moved_apart_and_stay_inside():
 @pytest.mark.parametrize("script", ["loss_curves", "loss_table"])
 def test_command_from_the_repo_root(tmp_path, script):
     write([row(v, s) for v in ("scratch", "nrio", "srio") for s in range(2)], tmp_path)
-    command = [sys.executable, f"figures/{script}.py", str(tmp_path), "--out", str(tmp_path / "f")]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", f"figures.{script}", str(tmp_path), "--out", f"{tmp_path}/f"]
+    # what every notebook leaves in the environment of the commands that it starts
+    env = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert {p.name for p in (tmp_path / "f").iterdir()} == {f"{script}.png", f"{script}.svg"}
     missing = subprocess.run(
-        [*command[:2], "absent", *command[3:]], cwd=ROOT, capture_output=True, text=True
+        [*command[:3], "absent", *command[4:]], cwd=ROOT, capture_output=True, text=True
     )
     assert missing.returncode == 2 and missing.stderr.count("\n") == 1

@@ -105,15 +105,38 @@ def test_full_is_the_papers_recipe():
 def test_overrides_change_what_they_name():
     run = expand_grid("tiny", ["srio@epsilon=0.25@lr=0.001@gate=true"], [0])[-1]
     assert run.grow["epsilon"] == 0.25 and run.train["lr"] == 0.001
-    assert run.train["d_old"] == 64 and run.run_id == "srio@epsilon=0.25@lr=0.001@gate=true-s0"
+    assert run.train["d_old"] == 64 and run.run_id == "srio@epsilon=0.25@gate=true@lr=0.001-s0"
     plain = expand_grid("tiny", ["srio"], [0])[-1]
     assert plain.grow["epsilon"] == 0.5 and "gate_steps" not in plain.train
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("srio@epsilon=0.250", "srio@epsilon=0.25"),
+        ("srio@lr=1e-3@epsilon=.25", "srio@epsilon=0.25@lr=0.001"),
+        ("ligo@learn_lr=3e-05", "ligo@learn_lr=0.00003"),
+        ("srio@epsilon=-0.0", "srio@epsilon=0"),
+        ("srio@gate=True@clip=1.0", "srio@clip=1@gate=true"),
+        ("mrio@epsilons=0.50", "mrio@epsilons=0.5"),
+        ("ligo@learn_steps=0100", "ligo@learn_steps=100"),
+        ("srio@attn=convex", "srio@attn=convex"),
+    ],
+)
+def test_one_run_has_one_name(written, name):
+    runs = [run for run in expand_grid("tiny", [written, name], [0]) if run.stage == 1]
+    assert [run.run_id for run in runs] == [f"{name}-s0"] and runs[0].variant == name
+    assert replace(runs[0], run_id="", variant="") == replace(
+        expand_grid("tiny", [name], [0])[-1], run_id="", variant=""
+    )
 
 
 @pytest.mark.parametrize(
     ("variant", "named"),
     [
         ("nope", "nope"),
+        ("srio@lr=0.001@lr=0.002", "'lr' is given twice"),
+        ("srio@epsilon=0.5@lr=0.001@epsilon=0.5", "'epsilon' is given twice"),
         ("srio@epsilon", "epsilon"),
         ("srio@epsilon=abc", "abc"),
         ("srio@what=1", "what"),
