@@ -11,6 +11,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import checkpoint
+import cluster
+import run_ablations
+from analysis.rows import row_path, write_row
+from data.shards import Corpus
+from errors import UserError
+from grid import expand_grid
+from tests import synthetic_rows
+
 ROOT = Path(__file__).parents[1]
 VOLATILE = ("wall_s", "tokens_per_s")
 
@@ -113,15 +122,6 @@ def test_killed_grid_goes_on_to_the_same_table(corpus_args, tmp_path):
     assert row["tokens"]["total"] == row["tokens"]["parent"] + row["tokens"]["stage"]
 
 
-def test_rows_of_another_plan_are_refused(corpus_args, tmp_path):
-    out = tmp_path / "out"
-    (out / "rows").mkdir(parents=True)
-    row = {"status": "done", "config_hash": "0" * 64}
-    (out / "rows" / "nrio-s0.json").write_text(json.dumps(row))
-    done = call("--local", *corpus_args, "--only", "nrio", "--seeds", "0", "--out", out)
-    assert done.returncode == 2 and "nrio-s0" in done.stderr
-
-
 def test_chain_counts_what_it_spent_and_restarts_the_gate(tmp_path):
     """16 -> 24 -> 32: every child names its parent, costs add up, ages reach MRIO."""
     from dataclasses import asdict
@@ -159,3 +159,173 @@ def test_chain_counts_what_it_spent_and_restarts_the_gate(tmp_path):
     assert same[0] == same[1] and later[0] != later[1]  # one older age, then two
     table = aggregate.table(list(rows.values()))
     assert set(table["stage"]) == {0, 1, 2}
+
+
+# ---- check, lock, write: in this order
+
+
+@pytest.fixture
+def main(monkeypatch, capsys, corpus_folder):
+    """run_ablations.py in this process, on a prepared corpus: (exit code, stdout, stderr)."""
+    monkeypatch.setattr(run_ablations, "prepare_corpus", lambda *_: corpus_folder)
+    capsys.readouterr()
+
+    def call_main(*words: object) -> tuple:
+        monkeypatch.setattr(sys, "argv", ["run_ablations.py", *map(str, words)])
+        try:
+            run_ablations.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call_main
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """Whoever prepares a corpus, starts a run or submits one fails the test."""
+
+    def started(*arguments, **options):
+        raise AssertionError("something was started before everything was checked")
+
+    monkeypatch.setattr(run_ablations, "prepare_corpus", started)
+    monkeypatch.setattr(run_ablations.cluster, "run_local", started)
+    monkeypatch.setattr(run_ablations.cluster, "submit_slurm", started)
+
+
+def write_rows(out: Path, corpus: Path, variant="scratch", seeds=(0, 1), **changes) -> list[dict]:
+    """Rows of preset smoke as its runs would leave them."""
+    found = []
+    for run in expand_grid("smoke", [variant], list(seeds)):
+        row = synthetic_rows.row(run.variant, run.seed, run.stage)
+        row |= {"run_id": run.run_id, "preset": "smoke", "config": run.plan}
+        row |= {"config_hash": checkpoint.hash_json(run.plan)}
+        row |= {"manifest_hash": Corpus(corpus).manifest_hash} | changes
+        write_row(row_path(out, run.run_id), row)
+        found.append(row)
+    return found
+
+
+SMOKE = ("--local", "--preset", "smoke", "--only", "scratch", "--seeds", "0-1", "--out")
+
+
+def test_two_presets_in_one_folder_are_refused_before_training(
+    main, nothing_starts, tmp_path, corpus_folder
+):
+    write_rows(tmp_path, corpus_folder, seeds=[7])
+    with pytest.raises(UserError, match="scratch-s7.json is of preset smoke, not tiny"):
+        main("--local", "--preset", "tiny", "--only", "nrio", "--out", tmp_path)
+    with pytest.raises(UserError, match="is of preset smoke, not tiny"):
+        main("--status", "--preset", "tiny", "--out", tmp_path)
+
+
+def test_rows_of_another_plan_are_refused_before_training(
+    main, nothing_starts, tmp_path, corpus_folder
+):
+    write_rows(tmp_path, corpus_folder, config_hash="0" * 64)
+    with pytest.raises(UserError, match="scratch-s0.json is the row of another configuration"):
+        main(*SMOKE, tmp_path)
+
+
+def test_rows_that_do_not_go_together_are_refused_before_training(
+    main, nothing_starts, tmp_path, corpus_folder
+):
+    write_rows(tmp_path, corpus_folder, seeds=[7])
+    write_rows(tmp_path, corpus_folder, seeds=[8], hardware={"gpu": "x", "dtype": "bfloat16"})
+    with pytest.raises(UserError, match="hardware.dtype is float32 .* bfloat16"):
+        main(*SMOKE, tmp_path)
+
+
+def test_rows_of_another_corpus_are_refused(main, monkeypatch, tmp_path, corpus_folder):
+    monkeypatch.setattr(run_ablations.cluster, "run_local", None)
+    write_rows(tmp_path, corpus_folder, seeds=[7], manifest_hash="0" * 64)
+    with pytest.raises(UserError, match="scratch-s7.json was made on another corpus"):
+        main(*SMOKE, tmp_path)
+
+
+def test_places_settings_and_slurm_are_looked_for_before_a_corpus_is_prepared(
+    main, nothing_starts, tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="no folder to write in"):
+        main(*SMOKE, tmp_path / "file" / "out")
+    slurm = ("--slurm", "--preset", "paper", "--out", tmp_path / "out")
+    with pytest.raises(UserError, match=r"none\.toml: .*No such file"):
+        main(*slurm, "--slurm-config", tmp_path / "none.toml")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="sbatch not found"):
+        main(*slurm)
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="preset paper needs a GPU per run"):
+        main(*slurm)
+    assert not (tmp_path / "out").exists()
+
+
+def test_retry_failed_deletes_nothing_while_another_grid_runs(main, tmp_path, corpus_folder):
+    write_rows(tmp_path, corpus_folder, status="diverged", reason="loss is nan at step 12")
+    (tmp_path / "runs" / "scratch-s0").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    hold = "import files, sys\nwith files.lock(sys.argv[1], 'x'): print(flush=True); input()"
+    command = [sys.executable, "-c", hold, str(tmp_path / "jobs" / "scheduler.lock")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as other:
+        other.stdout.readline()
+        with pytest.raises(UserError, match=f"is in use by pid {other.pid}"):
+            main(*SMOKE, tmp_path, "--retry-failed")
+        other.communicate("\n")
+    assert [p for p in sorted(tmp_path.rglob("*")) if "jobs" not in p.parts] == before
+
+
+def test_retry_failed_forgets_what_ended_badly_and_nobody_runs(
+    main, tmp_path, corpus_folder, monkeypatch
+):
+    write_rows(tmp_path, corpus_folder, seeds=[0, 1], status="diverged", reason="nan")
+    write_rows(tmp_path, corpus_folder, seeds=[2])
+    for i in range(3):
+        (tmp_path / "runs" / f"scratch-s{i}").mkdir(parents=True)
+    called = []
+
+    def run_local(out, jobs, n, is_done, on_progress, prepare):
+        called.append({job.run_id: is_done(job.run_id) for job in jobs})
+        prepare({"scratch-s1"})
+        called.append({job.run_id: is_done(job.run_id) for job in jobs})
+        return {}
+
+    monkeypatch.setattr(run_ablations.cluster, "run_local", run_local)
+    grid = ("--local", "--preset", "smoke", "--only", "scratch", "--seeds", "0-2", "--out")
+    code, said, _ = main(*grid, tmp_path, "--retry-failed")
+    assert called[1] == {"scratch-s0": False, "scratch-s1": True, "scratch-s2": True}
+    assert {p.name for p in (tmp_path / "runs").iterdir()} == {"scratch-s1", "scratch-s2"}
+    assert code == 1 and "diverged: scratch-s1: nan" in said
+
+
+# ---- how it ends
+
+
+def test_exit_code_says_whether_every_run_ended_well(main, tmp_path, corpus_folder):
+    write_rows(tmp_path, corpus_folder)
+    code, said, _ = main(*SMOKE, tmp_path)
+    assert code == 0 and "Δ val" in said
+    write_rows(tmp_path, corpus_folder, seeds=[1], status="diverged", reason="loss is nan at 12")
+    code, said, _ = main(*SMOKE, tmp_path)  # a leaf; a parent is no other case
+    assert code == 1 and "diverged: scratch-s1: loss is nan at 12" in said and "Δ val" in said
+    assert "--retry-failed" in said
+
+
+def test_a_grid_without_any_row_says_why_and_nothing_else(
+    main, tmp_path, corpus_folder, monkeypatch
+):
+    failed = {f"scratch-s{i}": cluster.Status("failed", "width 7 is odd", "a.log") for i in (0, 1)}
+    monkeypatch.setattr(run_ablations.cluster, "run_local", lambda *_, **__: failed)
+    code, said, err = main(*SMOKE, tmp_path)
+    assert code == 1 and err.count("error") == 0
+    assert "failed: scratch-s0: width 7 is odd (log: a.log)" in said and "no rows" not in said
+
+
+def test_names_with_blanks_around_them(main, nothing_starts):
+    code, said, _ = main("--dry-run", "--preset=smoke", "--only", "srio, full ,srio", "--seeds=0")
+    assert code == 0 and "3 runs" in said and "\nsrio " in said and "\nfull " in said
