@@ -44,7 +44,9 @@ def refused(root: Path, out: Path, message: str) -> None:
 
 def test_rows_tables_and_pictures_are_published(root, tmp_path, capsys):
     rows = grid()
-    rows[0]["command"] = "python run_ablations.py --out '/home/me/my runs/x' --corpora=/data/c"
+    rows[0]["command"] = (
+        "python run_ablations.py --out '/home/me/my runs/x' --corpora=/data/corpora"
+    )
     publish(write(rows, tmp_path / "x"))
     assert {path.name for path in (root / "results" / "x").iterdir()} == WRITTEN
     found = load_rows(root / "results" / "x")
