@@ -11,6 +11,7 @@ approximate.
 """
 
 import shutil
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +20,13 @@ import tyro
 
 import checkpoint
 from errors import UserError, exit_on_user_error, read_command_line
+from growth import twin
 from growth.apply import gpt_source, no_weights, plan_growth, wide_config
 from growth.child import ages_of, grow_checkpoint
 from growth.folder import grow_folder, plan_folder
 from growth.operators import find
 from growth.plan import GrowConfig
-from growth.report import print_card, print_shapes
+from growth.report import NotExact, print_card, print_shapes
 from models import hf, hf_folder
 from models.gpt import count_parameters
 from models.sizes import MAX_WIDTH
@@ -55,6 +57,7 @@ class GrowArgs(GrowConfig):
     shard_gb: Annotated[float, Above(0)] = 2.0  # largest weights file
     card: bool = True  # compare logits before and after, as a user would load them
     force: bool = False  # replace DST
+    force_inexact: bool = False  # keep what an exact method made though its card is not exact
     dry_run: bool = False
     allow_pickle: bool = False  # read pytorch_model.bin (with weights_only)
 
@@ -62,10 +65,11 @@ class GrowArgs(GrowConfig):
 def main() -> None:
     args = read_command_line(GrowArgs, __doc__)
     check_places(args)
-    if (args.src / "state.json").is_file():
-        grow_ours(args)
-    else:
-        grow_hugging_face(args)
+    grow = grow_ours if (args.src / "state.json").is_file() else grow_hugging_face
+    try:
+        grow(args)
+    except NotExact as broken:
+        sys.exit(f"error: {broken}")  # 1: nothing is wrong with what the user asked for
 
 
 def check_places(args: GrowArgs) -> None:
@@ -115,14 +119,14 @@ def settings(args: GrowArgs, d_old: int, d_new: int) -> GrowConfig:
     return GrowConfig(**found)
 
 
-def check_room(out: Path, parameters: int) -> None:
-    """The new weights fit on the disk, at 2 bytes a parameter at least."""
+def check_room(out: Path, size: int) -> None:
+    """The new weights, of `size` bytes, fit on the disk."""
     place = next(path for path in out.resolve().parents if path.is_dir())
     free = shutil.disk_usage(place).free
-    if 2 * parameters > free:
+    if size > free:
         raise UserError(
-            f"{out}: {parameters:,} parameters need {2e-9 * parameters:,.0f} GB at least, "
-            f"{free / 1e9:,.0f} GB are free; choose a smaller width or another disk"
+            f"{out}: the weights need {size / 1e9:,.2f} GB, {free / 1e9:,.2f} GB are free; choose "
+            f"a smaller width, a smaller --dtype or another disk"
         )
 
 
@@ -135,13 +139,16 @@ def grow_hugging_face(args: GrowArgs) -> None:
     growth = plan_folder(
         args.src, d_new, settings(args, d_old, d_new), args.dtype, args.allow_pickle
     )
+    twin_error = twin.check(growth)
     if args.dry_run:
         print_shapes(growth.source.stored.shapes, growth.shapes)
         for note in growth.notes:
             print(f"approximate: {note}")
         return
-    check_room(args.out, growth.parameters[1])
-    print_card(grow_folder(growth, args.out, args.force, args.shard_gb, args.card))
+    check_room(args.out, sum(growth.bytes.values()))
+    how = dict(shard_gb=args.shard_gb, card=args.card, force_inexact=args.force_inexact)
+    report = grow_folder(growth, args.out, args.force, **how)
+    print_card(report if twin_error is None else report | {"twin_error": twin_error})
     print(f"wrote {args.out}")
 
 
@@ -168,8 +175,10 @@ def grow_ours(args: GrowArgs) -> None:
     if args.dry_run:
         print_shapes(*({n: p.shape for n, p in no_weights(cfg).items()} for cfg in (old, new)))
         return
-    check_room(args.out, count_parameters(new))
-    print_card(grow_checkpoint(args.src, args.out, d_new, cfg, force=args.force)["report"])
+    itemsize = next(iter(ckpt.model.values())).dtype.itemsize
+    check_room(args.out, count_parameters(new) * itemsize)
+    flags = dict(force=args.force, force_inexact=args.force_inexact)
+    print_card(grow_checkpoint(args.src, args.out, d_new, cfg, **flags)["report"])
     print(f"wrote {args.out}")
 
 

@@ -12,7 +12,7 @@ from growth.apply import grow, stored_as
 from growth.operators import find
 from growth.optim import carry
 from growth.plan import GrowConfig
-from growth.report import report_card
+from growth.report import NotExact, report_card
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and targets, (B, T) each
 
@@ -26,6 +26,7 @@ def grow_checkpoint(
     batches: Iterable[Batch] | None = None,
     optimizer: str = "reset",
     force: bool = False,
+    force_inexact: bool = False,
 ) -> dict:
     """Write the child of `parent` at width `d_new` to the folder `out`; its `growth` record.
 
@@ -33,7 +34,8 @@ def grow_checkpoint(
     names its parent's hash. probe: tokens and targets (B, T) for the report card; None draws 256
     random tokens of the vocabulary. batches: for learned operators. optimizer: the policy of
     growth/optim.py for the parent's Adam state.
-    Raises UserError as checkpoint.load, growth.apply.grow, growth.optim.carry and checkpoint.save.
+    Raises UserError as checkpoint.load, growth.apply.grow, growth.optim.carry and checkpoint.save,
+    and NotExact where the card breaks the promise of an exact operator.
     """
     began, ckpt = time.perf_counter(), checkpoint.load(parent)
     old = checkpoint.model_config(ckpt)
@@ -55,6 +57,13 @@ def grow_checkpoint(
         "report": report_card(grown.plan, old, grown.weights, grown.cfg, x_bt, y_bt)
         | {"wall_s": wall_s},
     }
+    report = record["report"]
+    if report["contract"] == "exact" and not report["exact"] and not force_inexact:
+        raise NotExact(
+            f"method {cfg.operator} promises an exact result, but the logits changed by "
+            f"{report['max_rel_dlogit']:.3g} of their spread in float64; nothing was written. "
+            f"--force-inexact keeps it"
+        )
     meta = {
         "config": grown.cfg.as_dict(),
         "step": 0,

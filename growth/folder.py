@@ -16,13 +16,16 @@ from errors import UserError
 from growth.apply import grow_all, plan_growth, stored_as
 from growth.operators import OPERATORS, find
 from growth.plan import GrowConfig, Plan, Source
+from growth.report import NotExact
 from growth.report import card as report_card
-from models import hf, hf_folder, rope
+from models import hf, hf_folder, rope, travels
 from models.axes import Spec
 from models.double import Float64
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 DTYPES["float16"] = torch.float16
+# of a deep model's outputs over their spread; float32 seen on real weights: 7e-5
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.4}
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,31 @@ class Growth:
     source: hf_folder.Folder
     plan: Plan
     raw: dict
-    notes: tuple[str, ...]  # what of the config is approximate, and why
+    inexact: tuple[str, ...]  # why the result is not exact; none promises exactness
+    rounding: tuple[str, ...]  # what is exact to float32 rounding only
     dtype: torch.dtype | None  # of what is written; None keeps every tensor's own
 
     def dtype_of(self, tensor: str) -> torch.dtype:
         return self.dtype or self.source.stored.dtypes[tensor]
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self.inexact, *self.rounding]
+
+    @property
+    def twin_limit(self) -> float | None:
+        """How far a float64 model may be off, over the spread of its outputs; None: as it likes."""
+        if self.inexact:
+            return None
+        return 1e-5 if self.rounding else 1e-9
+
+    @property
+    def card_limit(self) -> float | None:
+        """The same for the model itself, whose weights are rounded to what they are stored in."""
+        if self.twin_limit is None:
+            return None
+        stored = {self.dtype_of(name) for name in self.source.stored}
+        return max(self.twin_limit, *(ROUNDING[dtype] for dtype in stored))
 
     @property
     def layout(self) -> hf_folder.Layout:
@@ -54,6 +77,11 @@ class Growth:
         if len(parts) > 1:
             new[parts[0].out_dim] = sum(self.plan.sizes[s.axes[s.out_dim]][1] for s in parts)
         return torch.Size(new)
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """What each stored tensor takes on disk."""
+        return {n: s.numel() * self.dtype_of(n).itemsize for n, s in self.shapes.items()}
 
     @property
     def parameters(self) -> tuple[int, int]:
@@ -79,14 +107,15 @@ def plan_folder(
     if dtype and dtype not in DTYPES:
         raise UserError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
     folder = hf_folder.open_folder(src, allow_pickle)
+    travels.check(folder.path)
     if find(cfg.operator).preserves and folder.tied and not gain_before_head(folder):
         folder = hf_folder.untied(folder)  # nothing else could keep the scale of the logits
     plan = plan_growth(folder_source(folder), d_new, cfg)
-    raw, notes = new_config(folder, plan)
+    raw, inexact, rounding = new_config(folder, plan)
     if dtype:
         raw = {n: v for n, v in raw.items() if n != "torch_dtype"} | {"dtype": dtype}
-    notes += find(cfg.operator).inexact(plan)
-    return Growth(folder, plan, raw, tuple(notes), DTYPES.get(dtype))
+    inexact = (*inexact, *find(cfg.operator).inexact(plan))
+    return Growth(folder, plan, raw, inexact, tuple(rounding), DTYPES.get(dtype))
 
 
 def gain_before_head(folder: hf_folder.Folder) -> bool:
@@ -117,22 +146,22 @@ class Upcast(Mapping):
         return len(self.weights)
 
 
-def new_config(source: hf_folder.Folder, plan: Plan) -> tuple[dict, list[str]]:
-    """(config.json of the wide model, notes on what it cannot express)."""
-    family, notes = source.family, []
+def new_config(source: hf_folder.Folder, plan: Plan) -> tuple[dict, list[str], list[str]]:
+    """(config.json of the wide model, what it cannot express, what only to float32 rounding)."""
+    family, inexact, rounding = source.family, [], []
     change = find(plan.cfg.operator).config_change(plan)
     raw = hf.widened_config(source.raw, source.config, family, plan.new)
     if family.eps and change.eps != 1:
         raw[family.eps] = getattr(source.config, family.eps) * change.eps
     if not family.eps and abs(change.eps - 1) > 1e-12:
-        notes.append(f"the norm's epsilon is fixed in code but should be x{change.eps:.4g}")
+        inexact.append(f"the norm's epsilon is fixed in code but should be x{change.eps:.4g}")
     if family.rope == "half" and change.rope_repeat > 1:
         parameters = rope.repeated(source.config, plan.rotary[0], change.rope_repeat)
         raw = rope.written(raw, parameters)
     if family.rope == "half" and change.theta_power != 1:
         raw = rope.written(raw, rope.stretched(source.config, change.theta_power))
-        notes.append("RoPE's old frequencies come from theta' and agree to float32 rounding")
-    return raw, notes
+        rounding.append("RoPE's old frequencies come from theta' and agree to float32 rounding")
+    return raw, inexact, rounding
 
 
 def grow_folder(
@@ -142,27 +171,50 @@ def grow_folder(
     shard_gb: float = 2.0,
     card: bool = True,
     progress: bool = True,
+    force_inexact: bool = False,
 ) -> dict:
     """Write the wide folder `dst` and return its report, which is also stored there.
 
     Peak memory: one shard of new tensors and the pages of the old ones that were read.
+    Raises NotExact, and writes nothing, where the card breaks the promise of an exact method.
     """
-    start, source = time.perf_counter(), growth.source
-    sizes = {n: s.numel() * growth.dtype_of(n).itemsize for n, s in growth.shapes.items()}
-
+    start = time.perf_counter()
     with hf_folder.new_folder(dst, force) as tmp:
-        make = partial(stored, growth)
-        size = hf_folder.write_weights(tmp, sizes, make, int(shard_gb * 1e9), progress)
-        files.write_json(tmp / "config.json", growth.raw)
-        hf_folder.copy_other_files(source.path, tmp)
-        report = facts(growth, size) | {"wall_s": time.perf_counter() - start}
+        write_folder(growth, tmp, int(shard_gb * 1e9), progress)
+        widths = growth.plan.d_old, growth.plan.d_new
+        travels.copy(growth.source.path, tmp, widths, growth.plan.cfg.operator)
+        report = facts(growth) | {"wall_s": time.perf_counter() - start}
         return_memory()
-        logits = (lambda: measure(growth, tmp)) if card else (lambda: (None, None))
-        report |= report_card(growth.plan, growth.parameters, written(growth, tmp), logits)
-        report["approximate"] = list(growth.notes)
-        report |= {"total_s": time.perf_counter() - start, "peak_rss_mb": peak_rss_mb()}
+        outputs = (lambda: measure(growth, tmp)) if card else (lambda: ({}, {}))
+        report |= report_card(growth.plan, growth.parameters, written(growth, tmp), outputs)
+        report |= {"contract": "approximate" if growth.inexact else "exact"}
+        report |= {"approximate": growth.notes, "total_s": time.perf_counter() - start}
+        report["peak_rss_mb"] = peak_rss_mb()
+        if not force_inexact:
+            keep_promise(growth, report)
         files.write_json(tmp / "growth_report.json", report)
     return report
+
+
+def keep_promise(growth: Growth, report: dict) -> None:
+    """NotExact where an exact method's card shows more than rounding."""
+    error, limit = report.get("max_rel_dlogit", 0.0), growth.card_limit
+    if limit is not None and not error <= limit:
+        raise NotExact(
+            f"method {growth.plan.cfg.operator} promises an exact result, but the outputs changed "
+            f"by {error:.3g} of their spread ({'/'.join(report['dtype'])} rounds to {limit:g} at "
+            f"most); nothing was written. --force-inexact keeps it; the model may hold values that "
+            f"its dtype cannot, or a part that growth does not know"
+        )
+
+
+def write_folder(
+    growth: Growth, folder: Path, shard_bytes: int = 2 * 10**9, progress: bool = False
+) -> None:
+    """The weights and config.json of the wide model, into an empty folder."""
+    folder.mkdir(exist_ok=True)
+    hf_folder.write_weights(folder, growth.bytes, partial(stored, growth), shard_bytes, progress)
+    files.write_json(folder / "config.json", growth.raw)
 
 
 def stored(growth: Growth, tensor: str) -> torch.Tensor:
@@ -179,42 +231,47 @@ def written(growth: Growth, folder: Path) -> Mapping[str, torch.Tensor]:
     return hf_folder.Parameters(tensors, growth.layout)
 
 
-def facts(growth: Growth, size: int) -> dict:
+def facts(growth: Growth) -> dict:
     plan, source = growth.plan, growth.source
     return {
         "source": source.path.name,
         "model_type": source.raw["model_type"],
         "settings": asdict(plan.cfg),
-        "bytes": size,
+        "bytes": sum(growth.bytes.values()),
         "dtype": sorted({str(growth.dtype_of(n)).removeprefix("torch.") for n in source.stored}),
     }
 
 
-def measure(growth: Growth, new: Path) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The old and the new model's logits on 64 fixed random tokens; None where they have none."""
-    before = probe_logits(growth.source.path, growth.source)
+def measure(growth: Growth, new: Path) -> tuple[dict, dict]:
+    """The old and the new model's outputs on 64 fixed random tokens."""
+    before = outputs(growth.source.path, growth.source)
     return_memory()
-    return before, probe_logits(new, growth.source)
+    return before, outputs(new, growth.source)
 
 
-def probe_logits(path: Path, source: hf_folder.Folder) -> torch.Tensor | None:
-    """Logits (B, T, V) of a folder's model, loaded as a user would; None where it has none."""
+def outputs(path: Path, source: hf_folder.Folder) -> dict[str, torch.Tensor]:
+    """What a folder's model, loaded as a user would, says of the probe: its logits by name, or its
+    last hidden states (B, T, D) where it has none."""
     cls = hf_folder.model_class(source.raw, source.config)
     double = torch.float64 in source.stored.dtypes.values()
     kind = torch.float64 if double else torch.float32  # half precision: its weights' rounding only
     try:
         model = cls.from_pretrained(path, dtype=kind, local_files_only=True).eval()
         with torch.no_grad(), Float64(model):
-            output = model(**probe(source.config))
+            found = model(**probe(source.config, cls.__name__))
     except Exception as error:  # noqa: BLE001 - what a config may hold has no end
         raise UserError(f"{path}: transformers cannot run this model ({error!r})") from None
-    return getattr(output, "logits", None)
+    logits = {name: value for name, value in found.items() if name.endswith("logits")}
+    return logits or {"hidden states": found.last_hidden_state}
 
 
-def probe(config) -> dict:
+def probe(config, cls: str = "") -> dict:
+    """Two sequences of 32 random tokens; as two choices of one question where the class takes
+    choices."""
     length = min(32, getattr(config, "max_position_embeddings", 32) or 32)
     gen = torch.Generator().manual_seed(0)
     ids = torch.randint(config.vocab_size, (2, length), generator=gen)
+    ids = ids[None] if cls.endswith("ForMultipleChoice") else ids
     extra = {"decoder_input_ids": ids.flip(1)} if config.is_encoder_decoder else {}
     return {"input_ids": ids, **extra}
 

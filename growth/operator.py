@@ -65,4 +65,6 @@ class Operator:
     whole: bool = False  # only whole factors
     wider_heads: bool = False  # has a form for wider heads, not only for more of them
     old_first: bool = True  # old coordinates stay in front, so that an old block exists
+    # of the new residual coordinates, those that stand for the old ones, up to one factor
+    old_places: Callable[[Plan], torch.Tensor] = lambda plan: torch.arange(plan.d_old)
     color: str = "#8C6D31"  # in pictures (Okabe and Ito, 2008), shared by a family of operators

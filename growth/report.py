@@ -20,18 +20,23 @@ from models.gpt import GPT, GPTConfig, count_parameters
 
 KINDS = {"embed": "embed", "head": "embed", "norm": "norm"}
 KINDS |= dict.fromkeys(("q", "k", "v", "o"), "attn") | dict.fromkeys(("up", "gate", "down"), "ffn")
+EXACT = 1e-10  # of the logits' spread, in float64
 UNITS = 256  # FFN neurons of a layer that are compared with all of it
+
+
+class NotExact(Exception):
+    """What an exact method made is not what it promised."""
 
 
 def card(
     plan: Plan,
     parameters: tuple[int, int],
     wide: Mapping[str, torch.Tensor],
-    logits: Callable[[], tuple[torch.Tensor | None, torch.Tensor | None]],
+    outputs: Callable[[], tuple[dict, dict]],
 ) -> dict:
     """JSON-able facts and measurements of one growth step. parameters: (old, new) counts; wide: the
-    new tensors by name, read one at a time; logits(): those of the old and the new model on the
-    same tokens, None where there are none to compare."""
+    new tensors by name, read one at a time; outputs(): those of the old and the new model on the
+    same tokens by name, "logits" or hidden states; none to compare nothing."""
     reasons = find(plan.cfg.operator).inexact(plan)
     found = {
         "operator": plan.cfg.operator,
@@ -45,28 +50,50 @@ def card(
         "approximate": reasons,
         "duplicate_distance": duplicate_distance(plan, wide),
     }
-    before, after = logits()
-    return found if before is None or after is None else found | compare(before, after)
+    return found | worst(plan, *outputs())
 
 
 def compare(before: torch.Tensor, after: torch.Tensor) -> dict:
-    """max |delta logit|, the same over the logits' standard deviation, and KL(old || new) in nats
-    per token."""
+    """max |delta logit|, the same over the logits' standard deviation (absolute where that is 0),
+    and KL(old || new) in nats per token."""
     before, after = before.double(), after.double()
-    delta = (after - before).abs().max().item()
     log_p, log_q = before.log_softmax(-1), after.log_softmax(-1)
-    return {
-        "max_abs_dlogit": delta,
-        "max_rel_dlogit": delta / before.std().item(),
-        "kl": max(0.0, (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()),
-    }
+    kl = max(0.0, (log_p.exp() * (log_p - log_q)).sum(-1).mean().item())
+    return differences(before, after) | {"kl": kl}
 
 
-def duplicate_distance(plan: Plan, wide: Mapping[str, torch.Tensor], n: int = UNITS) -> float:
+def differences(before: torch.Tensor, after: torch.Tensor) -> dict:
+    delta = (after - before).abs().max().item()
+    spread = before.std(correction=0).item()
+    return {"max_abs_dlogit": delta, "max_rel_dlogit": delta / (spread or 1.0)}
+
+
+def compare_hidden(plan: Plan, before_btd: torch.Tensor, after_btd: torch.Tensor) -> dict:
+    """The same of the last hidden states of a model without logits: the old coordinates among the
+    new ones, divided by the factor that growth put on them all (least squares)."""
+    places = find(plan.cfg.operator).old_places(plan)
+    before, after = before_btd.double(), after_btd[..., places].double()
+    factor = ((before * after).sum() / before.square().sum().clamp(min=1e-300)).item()
+    return differences(before, after / (factor or 1.0)) | {"hidden_factor": factor}
+
+
+def worst(plan: Plan, before: dict, after: dict) -> dict:
+    """The largest of the differences between two models' outputs by name; {} without any."""
+    found = [
+        compare(old, after[name]) if "logits" in name else compare_hidden(plan, old, after[name])
+        for name, old in before.items()
+    ]
+    return max(found, key=lambda each: each["max_rel_dlogit"], default={})
+
+
+def duplicate_distance(
+    plan: Plan, wide: Mapping[str, torch.Tensor], n: int = UNITS
+) -> float | None:
     """The smallest distance between two FFN neurons of one layer, each the unit vector of its
     incoming and outgoing weights: 0 means two units are copies and will stay so (symmetry lock).
     Two units without any weight are copies too. In a layer of more than n units, the first n are
-    compared with all. A layer: an encoder's or a decoder's, and of one expert."""
+    compared with all. A layer: an encoder's or a decoder's, and of one expert; None without any.
+    """
     layers: dict[str, list] = {}
     for name, spec in plan.specs.items():
         if spec.part in ("up", "gate", "down") and not spec.is_bias:
@@ -74,7 +101,7 @@ def duplicate_distance(plan: Plan, wide: Mapping[str, torch.Tensor], n: int = UN
             layer = name.partition(f".{spec.layer}.")[0], spec.layer, expert and expert[1]
             dim = next(i for i, space in enumerate(spec.axes) if space in ("ffn", "expert_ffn"))
             layers.setdefault(layer, []).append((name, dim))
-    return min((closest(wide, parts, n) for parts in layers.values()), default=float("inf"))
+    return min((closest(wide, parts, n) for parts in layers.values()), default=None)
 
 
 def closest(wide: Mapping[str, torch.Tensor], parts: list[tuple[str, int]], n: int) -> float:
@@ -101,13 +128,14 @@ def report_card(
     small, large = load(plan.weights, old), load(wide, new)
     parameters = count_parameters(old), count_parameters(new)
     with torch.no_grad():
-        found = card(plan, parameters, wide, lambda: (small(x_bt), large(x_bt)))
+        outputs = lambda: ({"logits": small(x_bt)}, {"logits": large(x_bt)})  # noqa: E731
+        found = card(plan, parameters, wide, outputs)
         losses = [model(x_bt, y_bt).item() for model in (small, large)]
     return found | {
         "probe_tokens": x_bt.numel(),
         "loss": losses,
         "spike": losses[1] - losses[0],
-        "exact": found["max_rel_dlogit"] < 1e-10,
+        "exact": found["max_rel_dlogit"] < EXACT,
         "gradient_rms_new_to_old": gradient_ratios(plan, large, x_bt, y_bt),
         "effective_rank": {
             "stream": effective_rank(stream(large, x_bt)),
@@ -171,7 +199,7 @@ def stream(model: GPT, x_bt: torch.Tensor) -> torch.Tensor:
 def effective_rank(a_nd: torch.Tensor) -> float:
     """exp(entropy of the normalised singular values) (Roy and Vetterli 2007), between 1 and D."""
     s = torch.linalg.svdvals(a_nd)
-    p = s / s.sum()
+    p = s / s.sum().clamp(min=1e-300)
     return torch.exp(-(p * p.clamp(min=1e-300).log()).sum()).item()
 
 
@@ -193,13 +221,21 @@ def lines(card: dict) -> list[tuple[str, str]]:
     found += [("parameters", "{:,} -> {:,}".format(*card["parameters"]))]
     if "loss" in card:
         found += [("probe loss", "{:.4f} -> {:.4f} nats".format(*card["loss"]))]
-    if "max_abs_dlogit" in card:
+    if "hidden_factor" in card:
+        found += [("hidden states", f"x {card['hidden_factor']:.4g}: their scale changes")]
+        spread = f"({card['max_rel_dlogit']:.3g} of their std)"
+        found += [("max |dhidden|", f"{card['max_abs_dlogit']:.3g} {spread}, rescaled")]
+    elif "max_abs_dlogit" in card:
         spread = f"({card['max_rel_dlogit']:.3g} of their std)"
         found += [("max |dlogit|", f"{card['max_abs_dlogit']:.3g} {spread}")]
         found += [("KL(old || new)", f"{card['kl']:.3g} nats/token")]
     else:
-        found += [("logits", "not compared (no output head, or --no-card)")]
-    found += [("closest two", f"{card['duplicate_distance']:.3g} (FFN units; 0: locked copies)")]
+        found += [("logits", "not compared (--no-card)")]
+    if "twin_error" in card:
+        found += [("twin", f"{card['twin_error']:.2g} off (a small random model, float64)")]
+    if card["duplicate_distance"] is not None:
+        text = f"{card['duplicate_distance']:.3g} (FFN units; 0: locked copies)"
+        found += [("closest two", text)]
     ratios = card.get("gradient_rms_new_to_old", {}).items()
     if ratios:
         text = ", ".join(f"{kind} {ratio:.3g}" for kind, ratio in ratios if "." not in kind)

@@ -7,7 +7,6 @@ names, the parts of a fused tensor each for itself, and a tied copy of another t
 import copy
 import math
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,9 +25,7 @@ from models import hf
 from models.axes import Spec, specs
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-PICKLES = ("pytorch_model.bin.index.json", "pytorch_model.bin")
-WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|h5|msgpack|ot|onnx|gguf)(\.index\.json)?$")
-OWN = re.compile(r"^(config|growth_report)\.json$|^README\.md$|^\..*")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 BUFFERS = re.compile(  # constants that old checkpoints store and current code computes
     r".*\b((attn|attention)\.(masked_)?bias|rotary_emb\.inv_freq|position_ids|token_type_ids|"
     r"EncDecAttention\.relative_attention_bias\.weight)$"
@@ -168,14 +165,21 @@ class Parameters(Mapping):
 def open_folder(path: Path, allow_pickle: bool = False) -> Folder:
     """Open and check a model folder. Whatever is wrong with it is a UserError that names it."""
     path = Path(path)
+    check_kind(path)
     raw = read_config(path)
     family = hf.family_of(raw.get("model_type"))
     if raw.get("quantization_config"):
         raise UserError(f"{path} is quantized; growth needs the float checkpoint it was made from")
+    if raw.get("auto_map"):
+        raise UserError(
+            f"{path}/config.json's auto_map names code of the model's own, which may compute other "
+            f"things than transformers' {raw['model_type']}; if it does not, remove auto_map"
+        )
     config = transformers_config(path)
     files, read = find_weights(path, allow_pickle)
     names = {current_name(n): (file, n) for n, file in files.items() if not BUFFERS.fullmatch(n)}
-    stored, cls = Weights(names, read), model_class(raw, config)
+    cls = model_class(raw, config)
+    stored = Weights(one_of_each_tie(names, cls, config), read)
     tied = drop_tied_copies(path, raw, config, cls, stored)
     found = specs(raw["model_type"], stored, prefix(cls), cls.__name__)
     layout = Layout(found, hf.sizes_of(config, family), family)
@@ -199,6 +203,33 @@ def untied(folder: Folder) -> Folder:
     return replace(folder, raw=raw, config=config, stored=stored, weights=weights, tied=False)
 
 
+def check_kind(path: Path) -> None:
+    """UserError for folders that hold something else than a model's float weights."""
+    if any(path.glob("*.safetensors")) and (path / "config.json").is_file():
+        return
+    if (path / "adapter_config.json").is_file():
+        raise UserError(
+            f"{path} holds an adapter, not a model; merge it into its base first (peft: "
+            f"merge_and_unload, then save_pretrained)"
+        )
+    if any(path.glob("*.gguf")) and not any(path.glob("*.bin")):
+        raise UserError(
+            f"{path} holds GGUF files; make a float folder of them first: python -m models.convert "
+            f"from-gguf"
+        )
+
+
+def one_of_each_tie(names: dict, cls: type, config) -> dict:
+    """Names with one canonical name for every tied tensor: where only a copy is stored, it gets the
+    name of what it is a copy of."""
+    for copy_, source in tied_names(cls).items():
+        if not (getattr(config, "tie_word_embeddings", False) or "embed_tokens" in copy_):
+            continue
+        if copy_ in names and not {source, source.removeprefix(prefix(cls))} & names.keys():
+            names = {source if name == copy_ else name: place for name, place in names.items()}
+    return names
+
+
 def read_config(path: Path) -> dict:
     file = path / "config.json"
     if not file.is_file():
@@ -219,12 +250,13 @@ def transformers_config(path: Path):
 
 
 def find_weights(path: Path, allow_pickle: bool) -> tuple[dict[str, str], Callable]:
-    """({name: file}, read(file, name)) of the folder's safetensors, else of its pickled weights."""
-    if (path / INDEX).is_file():
-        return indexed(path, INDEX), open_safetensors(path)
+    """({name: file}, read(file, name)) of the folder's safetensors, else of its pickled weights;
+    as transformers does, a single file before an index."""
     if (path / SINGLE).is_file():
         read = open_safetensors(path)
         return {name: SINGLE for name in read.header(SINGLE)}, read
+    if (path / INDEX).is_file():
+        return indexed(path, INDEX), open_safetensors(path)
     pickled = [name for name in PICKLES if (path / name).is_file()]
     if not pickled:
         raise UserError(f"{path} has no {SINGLE} or {INDEX}: there are no weights to grow")
@@ -235,8 +267,8 @@ def find_weights(path: Path, allow_pickle: bool) -> tuple[dict[str, str], Callab
         )
     read = open_pickles(path)
     if pickled[0] == PICKLES[0]:
-        return indexed(path, PICKLES[0]), read
-    return {name: PICKLES[1] for name in read.header(PICKLES[1])}, read
+        return {name: PICKLES[0] for name in read.header(PICKLES[0])}, read
+    return indexed(path, PICKLES[1]), read
 
 
 def indexed(path: Path, index: str) -> dict[str, str]:
@@ -492,10 +524,3 @@ def write_weights(
         index = {"metadata": {"total_size": total}, "weight_map": where}
         files.write_json(folder / INDEX, index)
     return total
-
-
-def copy_other_files(src: Path, dst: Path) -> None:
-    """Tokenizer, generation settings and whatever else is neither weights nor config."""
-    for file in sorted(Path(src).iterdir()):
-        if file.is_file() and not WEIGHTS.match(file.name) and not OWN.match(file.name):
-            shutil.copyfile(file, dst / file.name)

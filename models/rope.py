@@ -87,10 +87,14 @@ def stretched(config, power: float) -> dict:
 
 
 def written(raw: dict, parameters: dict) -> dict:
-    """config.json with new rope_parameters; keys of older transformers versions leave or follow."""
+    """config.json with new rope_parameters, and with the same under the keys that transformers 4
+    reads; what differs by layer type (Gemma 3, ModernBERT) cannot be said in those."""
     old = ("rope_scaling", "rope_local_base_freq", "local_rope_theta", "global_rope_theta")
     raw = {n: v for n, v in raw.items() if n not in old} | {"rope_parameters": parameters}
-    for key in ("rope_theta", "rotary_emb_base"):
-        if key in raw:
-            raw[key] = parameters.get("rope_theta", 1.0)
+    if "rope_theta" not in parameters:
+        return {n: v for n, v in raw.items() if n not in ("rope_theta", "rotary_emb_base")}
+    theta = parameters["rope_theta"]
+    raw |= {key: theta for key in ("rope_theta", "rotary_emb_base") if key in (*raw, "rope_theta")}
+    if parameters.get("rope_type", "default") != "default":
+        raw["rope_scaling"] = parameters  # 5 reads this one where both are there
     return raw

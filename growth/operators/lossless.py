@@ -179,5 +179,6 @@ REPEAT = Operator(
     whole=True,
     wider_heads=True,
     old_first=False,
+    old_places=lambda plan: torch.arange(plan.d_old) * copies(plan),
     color="#56B4E9",
 )
