@@ -2,8 +2,8 @@
 
     python -m bench.step '{"model": {"d_model": 64, ...}, "batch_size": 16, "threads": 1}'
 
-prints {"step_s", "eval_token_s"} as JSON. Nothing here is a copy: data, model, optimizer and update
-are set up by train.py's functions, on a corpus of random tokens.
+prints {"step_s", "eval_token_s", "timed_s"} as JSON. Nothing here is a copy: data, model, optimizer
+and update are set up by train.py's functions, on a corpus of random tokens.
 """
 
 import json
@@ -102,9 +102,11 @@ def main() -> None:
     tokens = settings["batch_size"] * model.block_size
     with tempfile.TemporaryDirectory() as folder:
         trainer = open_trainer(Path(folder), model=model, **settings | {"eval_tokens": tokens})
+        began = time.perf_counter()
         step_s = float(np.median(seconds(trainer.step)))
         eval_s = float(np.median(seconds(trainer.evaluate, SECONDS / 3)))
-    print(json.dumps({"step_s": step_s, "eval_token_s": eval_s / tokens}))
+        timed_s = time.perf_counter() - began
+    print(json.dumps({"step_s": step_s, "eval_token_s": eval_s / tokens, "timed_s": timed_s}))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,23 @@
 """What a grid will cost here: parameters, tokens, FLOPs, and hours from a few timed steps."""
 
+import heapq
+import json
+import math
+import os
+import subprocess
+import sys
 import time
+from dataclasses import dataclass
+from statistics import mean
 
 import torch
 
+from cluster.job import Job, longest_first
+from cluster.local import thread_env
 from grid import Preset, Run
-from models.gpt import GPT, GPTConfig, count_parameters
+from growth.operators import find
+from models.gpt import GPTConfig, count_parameters
+from provenance import ROOT
 
 
 def print_budget(name: str, preset: Preset, runs: list[Run], jobs: int) -> None:
@@ -14,21 +26,24 @@ def print_budget(name: str, preset: Preset, runs: list[Run], jobs: int) -> None:
     print(f"corpus {preset.source}, tokenizer {preset.tokenizer}; {len(runs)} runs\n")
     print(f"{'variant':24} {'width':>6} {'parameters':>11} {'seeds':>6} {'tokens/run':>11} "
           f"{'FLOPs/run':>10} {'min/run':>8} {'GB':>6}")  # fmt: skip
-    groups, minutes, rates = {}, 0.0, {}
+    groups, minutes, paces = {}, {}, {}
+    # more runs at a time than cores share these: no more get done
+    slots = min(jobs, len(runs), torch.cuda.device_count() or len(os.sched_getaffinity(0)))
     for run in runs:
         groups.setdefault((run.variant, run.stage), []).append(run)
     for (variant, _), members in groups.items():
         run, cfg = members[0], GPTConfig(**members[0].train["model"])
-        if cfg not in rates:
-            rates[cfg] = tokens_per_second(cfg, jobs)
-        each = run.tokens / rates[cfg] / 60
-        minutes += each * len(members)
+        if cfg not in paces:
+            paces[cfg] = measure_pace(run, jobs, slots)
+        each = paces[cfg].minutes(run)
+        minutes |= {member.run_id: each for member in members}
         print(f"{variant:24} {run.d_model:6} {count_parameters(cfg):11,} {len(members):6} "
               f"{run.tokens:11,} {run.flops:10.3g} {each:8.1f} {memory_gb(run):6.1f}")  # fmt: skip
     tokens, flops = sum(run.tokens for run in runs), sum(run.flops for run in runs)
     print(f"\ntotal {tokens:,} tokens, {flops:.3g} training FLOPs; learned operators add theirs")
-    total = format_time(minutes / max(1, min(jobs, len(runs))))
-    print(f"about {total} on this machine, {jobs} runs at a time, evaluation not counted")
+    total = format_time(makespan(runs, minutes, slots))
+    how = "timed uncompiled" if any(run.train.get("compile") for run in runs) else "timed here now"
+    print(f"about {total}, {jobs} runs at a time, with evaluation and start ({how})")
     disk = 12e-9 * sum(count_parameters(GPTConfig(**run.train["model"])) for run in runs)
     print(f"memory per run about as above; final checkpoints take {disk:.3g} GB of disk in all")
 
@@ -47,21 +62,54 @@ def format_time(minutes: float) -> str:
     return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:,.0f} hours"
 
 
-def tokens_per_second(cfg: GPTConfig, jobs: int) -> float:
-    """Measured here: two forward and backward passes, after one to warm up."""
-    cuda = torch.cuda.is_available()
-    device, before = "cuda" if cuda else "cpu", torch.get_num_threads()
-    if not cuda:
-        torch.set_num_threads(max(1, before // jobs))
-    model = GPT(cfg).to(device)
-    n = 64 if cuda else max(1, 512 // cfg.block_size)
-    x = torch.randint(cfg.vocab_size, (n, cfg.block_size), device=device)
-    for i in range(3):
-        if i == 1:
-            start = time.perf_counter()
-        with torch.autocast(device, torch.bfloat16, enabled=cuda):
-            loss = model(x, x)
-        loss.backward()
-        loss.item()  # waits for the device
-    torch.set_num_threads(before)
-    return 2 * x.numel() / (time.perf_counter() - start)
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of one run's parts, measured while as many run side by side as the grid will."""
+
+    start_s: float  # from the launch to the first step
+    step_s: float
+    eval_token_s: float
+
+    def minutes(self, run: Run) -> float:
+        """Start, steps, evaluations; a learned operator's step costs about one of training."""
+        train, learned = run.train, run.grow and find(run.grow["operator"]).learned
+        steps = train["steps"] + (run.grow["learn_steps"] if learned else 0)
+        evaluations = 1 + math.ceil(train["steps"] / train["eval_every"])
+        evaluation_s = evaluations * train["eval_tokens"] * self.eval_token_s
+        return (self.start_s + steps * self.step_s + evaluation_s) / 60
+
+
+def measure_pace(run: Run, jobs: int, slots: int) -> Pace:
+    """bench.step for this run's model in `slots` processes at once, with a run's threads each."""
+    size, block = run.train["batch_size"], run.train["model"]["block_size"]
+    n = min(size, max(1, 1024 // block))
+    if torch.cuda.is_available():
+        n = run.train.get("micro_batch") or size
+    settings = {"model": run.train["model"], "batch_size": n}
+    command = [sys.executable, "-m", "bench.step", json.dumps(settings)]
+    env = os.environ | thread_env(len(os.sched_getaffinity(0)) // jobs)
+    began = time.perf_counter()
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env)
+        for _ in range(slots)
+    ]
+    found = [json.loads(process.communicate()[0]) for process in processes]
+    wall_s = time.perf_counter() - began
+    start_s = wall_s - max(each["timed_s"] for each in found)
+    step_s, eval_token_s = (mean(each[k] for each in found) for k in ("step_s", "eval_token_s"))
+    return Pace(start_s, step_s * size / n, eval_token_s)
+
+
+def makespan(runs: list[Run], minutes: dict[str, float], slots: int) -> float:
+    """When the last run ends, started as cluster/local.py does: the longest chain first."""
+    jobs = [Job(r.run_id, {}, (r.needs,) if r.needs else (), minutes[r.run_id]) for r in runs]
+    waiting, live, ended, now = longest_first(jobs), [], set(), 0.0
+    known = {job.run_id for job in jobs}
+    while waiting or live:
+        ready = [job for job in waiting if set(job.needs) & known <= ended]
+        for job in ready[: slots - len(live)]:
+            heapq.heappush(live, (now + job.minutes, job.run_id))
+            waiting.remove(job)
+        now, run_id = heapq.heappop(live)
+        ended.add(run_id)
+    return now

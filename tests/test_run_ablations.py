@@ -67,13 +67,47 @@ def test_dry_run_prints_the_papers_budget(monkeypatch, capsys):
     from cluster import budget
     from grid import PRESETS, expand_grid
 
-    monkeypatch.setattr(budget, "tokens_per_second", lambda cfg, jobs: 1e5)
+    pace = budget.Pace(start_s=60, step_s=0.1, eval_token_s=0)
+    monkeypatch.setattr(budget, "measure_pace", lambda run, jobs, slots: pace)
     preset = PRESETS["paper"]
     runs = expand_grid("paper", list(preset.variants), list(preset.seeds))
     budget.print_budget("paper", preset, runs, 1)
     text = capsys.readouterr().out
     assert "23,988,480" in text and "44,240,256" in text and "884,801,536" in text
     assert "45 runs" in text and f"{sum(run.tokens for run in runs):,} tokens" in text
+
+
+def test_a_budget_counts_start_evaluation_and_learning():
+    from cluster.budget import Pace
+    from grid import expand_grid
+
+    pace = Pace(start_s=30, step_s=0.5, eval_token_s=0.001)
+    parent, nrio, learned = expand_grid("smoke", ["nrio", "srio-lo"], [0])
+    for run, more in ((parent, 0), (nrio, 0), (learned, learned.grow["learn_steps"])):
+        evaluations = len(range(0, run.train["steps"], run.train["eval_every"])) + 1
+        seconds = 30 + 0.5 * (run.train["steps"] + more)
+        seconds += evaluations * run.train["eval_tokens"] * 0.001
+        assert pace.minutes(run) == pytest.approx(seconds / 60)
+
+
+def test_a_budget_is_the_schedules_length():
+    """Children wait for their parent; more slots than runs are no use."""
+    from cluster.budget import makespan
+    from grid import expand_grid
+
+    runs = expand_grid("smoke", ["scratch", "nrio", "full"], [0, 1])
+    minutes = {run.run_id: 5.0 if run.variant == "parent" else 2.0 for run in runs}
+    assert makespan(runs, minutes, 1) == 22
+    assert makespan(runs, minutes, 2) == 11
+    assert makespan(runs, minutes, 100) == 7
+
+
+def test_a_pace_is_measured_where_the_runs_will_run():
+    from cluster.budget import measure_pace
+    from grid import expand_grid
+
+    pace = measure_pace(expand_grid("smoke", ["nrio"], [0])[0], jobs=2, slots=1)
+    assert pace.start_s > 0.5 and 0 < pace.step_s < 1 and 0 < pace.eval_token_s < pace.step_s
 
 
 @pytest.fixture(scope="module")
