@@ -39,6 +39,7 @@ bench: setup
 	$(RUN) -m bench.throughput --shape tiny --dtype bfloat16 --threads 1 $(PEERS)
 	$(RUN) -m bench.throughput --shape d256 --dtype float32 --threads 2 --turns 5 $(PEERS)
 	$(RUN) -m bench.throughput --shape d256 --dtype bfloat16 --threads 2 --turns 5 $(PEERS)
+	$(RUN) -m bench.scaling
 	$(RUN) -m bench.grow_gpt2
 
 slurm:

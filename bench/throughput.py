@@ -13,7 +13,7 @@ JSON object.
 import importlib.util
 import json
 import os
-import resource
+import re
 import subprocess
 import sys
 import tempfile
@@ -85,11 +85,12 @@ def main() -> None:
         step_s = in_turns(steps, args.turns)
         ours = min((name for name in steps if name.startswith("ours")), key=step_s.get)
         row = describe(args, preset, trainers[ours], step_s[ours])
+        row |= provenance(trainers[ours].setup.place)
     tokens = size * model.block_size
     row["tokens_per_s"] = {name: tokens / s for name, s in step_s.items()}
     row["peak_mb"] = {name: alone(name) for name in steps}
     row |= summary(row["tokens_per_s"], ours)
-    row |= {"command": f"python -m bench.throughput {shown(args)}", **provenance()}
+    row["command"] = f"python -m bench.throughput {shown(args)}"
     rows = keep(row)
     files.write_text(RESULTS.with_suffix(".md"), markdown(rows))
     from figures.throughput import draw
@@ -260,7 +261,8 @@ def peak_mb(contestant: Trainer | Step) -> float:
         step()
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    status = Path("/proc/self/status").read_text()  # ru_maxrss would be our parent's, if larger
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024 / 1e6
 
 
 # ---- the report

@@ -1,19 +1,24 @@
 """The benchmark measures train.py's step itself, and says what it measured."""
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench import step, throughput
+from bench import scaling, step, throughput
 from errors import UserError
 from figures.throughput import draw
 from grid import PRESETS
 from models.gpt import GPTConfig
 from train import update
 
+READING = [getattr(torch.Tensor, name) for name in
+           ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")]  # fmt: skip
 MODEL = GPTConfig(vocab_size=48, block_size=16, n_layer=1, n_head=2, head_dim=4, d_model=8)
 
 
@@ -31,6 +36,28 @@ def test_the_step_is_train_pys(trainer, monkeypatch):
     after = dict(trainer.setup.model.named_parameters())
     assert not any(torch.equal(before[name], after[name]) for name in before)
     assert trainer.evaluate() == 64
+
+
+def test_a_step_waits_for_the_device_once(trainer):
+    """On a GPU every value that Python reads is a wait: a step reads loss and norm, together."""
+    read, synced = [], []
+
+    class Reads(TorchFunctionMode):
+        def __torch_function__(self, f, types, args=(), kwargs=None):
+            if f in READING:
+                read.append(f)
+            return f(*args, **kwargs or {})
+
+    class Syncs(TorchDispatchMode):
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            if f.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero):
+                synced.append(f)
+            return f(*args, **kwargs or {})
+
+    trainer.step()
+    with Reads(), Syncs():
+        trainer.step()
+    assert read == [torch.Tensor.tolist] and synced == []
 
 
 def test_times_of_a_step_as_json(capsys, monkeypatch):
@@ -113,3 +140,31 @@ def test_the_shapes_are_the_presets():
     assert throughput.SHAPES["tiny"][1] == PRESETS["tiny"].config(1)
     assert throughput.SHAPES["d256"][1] == GPTConfig() == PRESETS["paper"].config(0)
     assert throughput.SHAPES["d768"][1] == replace(GPTConfig(), d_model=768, n_head=12, d_ff=3072)
+
+
+def test_memory_is_the_process_own():
+    command = [sys.executable, "-c", "from bench.throughput import peak_mb; print(peak_mb(int))"]
+    hog = torch.ones(200_000_000)  # 800 MB that a child must not be charged with
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=throughput.ROOT)
+    assert hog[0] == 1 and 50 < float(done.stdout) < 800
+
+
+def test_scaling_on_paper(tmp_path, monkeypatch, capsys):
+    preset = replace(scaling.PAPER, model=replace(MODEL, d_model=64, n_head=1, head_dim=64))
+    monkeypatch.setattr(scaling, "PAPER", preset)
+    monkeypatch.setattr(scaling, "RESULTS", tmp_path / "scaling.json")
+    monkeypatch.setattr(sys, "argv", ["x", "--widths", "64,128"])
+    scaling.main()
+    report = json.loads((tmp_path / "scaling.json").read_text())
+    assert [row["d_model"] for row in report["rows"]] == [64, 128]
+    assert all(row["step_s"] > 0 and row["growth_s"] > 0 for row in report["rows"])
+    by_name = {row["name"]: row for row in report["planned"]}
+    assert by_name["3B grown to 6.7B"]["params"] == pytest.approx(6.7e9, rel=0.02)
+    assert by_name["0.5B grown to 1.1B"]["params"] == pytest.approx(1.1e9, rel=0.03)
+    assert by_name["3B grown to 6.7B"]["gpus_for_state"] == 2
+    assert "FSDP2" in (tmp_path / "scaling.md").read_text()
+    rows = [{"d_model": d, "flops": 5 * d**1.5} for d in (64, 128, 256)]
+    assert scaling.slope(rows, "flops") == pytest.approx(1.5)
+    monkeypatch.setattr(sys, "argv", ["x", "--widths", "64,100"])
+    with pytest.raises(UserError, match="multiples of 64"):
+        scaling.main()

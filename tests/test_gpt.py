@@ -129,16 +129,18 @@ def test_impossible_widths_are_refused(d_new):
 # ---- equal forms of one computation
 
 
+@pytest.mark.parametrize("multiple", [0, 64, 50])
 @pytest.mark.parametrize("rows", [0, 1, 7, 40])
-def test_head_in_chunks_is_the_cross_entropy_in_full(rows):
-    """Loss and gradients in float64; 40 rows are more than there are."""
+def test_head_in_chunks_is_the_cross_entropy_in_full(rows, multiple):
+    """Loss and gradients in float64; 40 rows are more than there are; 50 words made 64 as on a GPU,
+    or left at 50."""
     gen = torch.Generator().manual_seed(0)
     x_nd, head_vd = (torch.randn(n, 8, dtype=torch.float64, generator=gen) for n in (30, 50))
     targets_n = torch.randint(50, (30,), generator=gen)
     results = []
     for f in (
         lambda x, head: F.cross_entropy(F.linear(x, head), targets_n),
-        lambda x, head: linear_cross_entropy(x, head, targets_n, rows),
+        lambda x, head: linear_cross_entropy(x, head, targets_n, rows, multiple),
     ):
         x, head = x_nd.clone().requires_grad_(), head_vd.clone().requires_grad_()
         loss = f(x, head)
