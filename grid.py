@@ -31,25 +31,34 @@ class Variant:
     source: str  # paper | note | comparison | ours
     grow: GrowConfig | None = None
     gate: bool = False
-    budget: str = "tokens"  # tokens: the stage's; flops: the parent's FLOPs are spent here too
+    # tokens: the stage's; flops: the parent's FLOPs are spent here too; paid: the stage's less what
+    # a learned operator pays
+    budget: str = "tokens"
     optimizer: str = "reset"
     continues: bool = False  # the parent trained on, not grown; flops: of the grown stage
+    train: dict = field(default_factory=dict)  # its own training settings, as overrides name them
 
 
-def grown(line: str, source: str, operator: str = "srio", *, gate=False, optimizer="reset", **grow):
-    return Variant(line, source, GrowConfig(operator, **grow), gate=gate, optimizer=optimizer)
+def grown(line: str, source: str, operator: str = "srio", *, gate=False, optimizer="reset",
+          budget="tokens", train=None, **grow):  # fmt: skip
+    cfg = GrowConfig(operator, **grow)
+    return Variant(line, source, cfg, gate, budget, optimizer, train=train or {})
 
 
 RECIPE = {"attn": "convex", "ffn": "tiled"}  # the paper's block policies
 FAST = {"learn_lr": 1e-2}  # rates: EXPERIMENTS.md (srio-lo flat; mrio-lo as srio-lo, unswept)
 SLOW = {"learn_lr": 1e-4}
 ZERO = dict.fromkeys(("attn", "ffn", "embed"), "zero")
+NEW_LR = {"new_lr": 2.0}
 VARIANTS = {
     "scratch": Variant("wide model from scratch, the stage's tokens", "comparison"),
     "scratch-flops": Variant(
         "wide model from scratch, FLOPs of parent + stage", "comparison", budget="flops"
     ),
     "nrio": grown("no operator, random new blocks: do nothing", "paper", "nrio"),
+    "nrio-paid": grown(
+        "nrio on the steps that learned operators have left", "comparison", "nrio", budget="paid"
+    ),
     "nrio-policies": grown("no operator, convex attention + tiled FFN", "paper", "nrio", **RECIPE),
     "srio": grown("closed-form rotation, random new blocks", "paper"),
     "full": grown("SRIO + convex attention + tiled FFN + gate", "paper", gate=True, **RECIPE),
@@ -59,6 +68,7 @@ VARIANTS = {
     "srio-lo": grown("SRIO, an angle per side learned for 100 steps", "paper", "srio-lo", **FAST),
     "srio-free": grown("SRIO, a free 2 x 2 matrix learned", "paper", "srio-free", learn_lr=3e-3),
     "mrio": grown("a rotation over all growth ages, closed form", "paper", "mrio"),
+    "mrio-per-age": grown("MRIO, epsilon for every age", "paper", "mrio", age_epsilon="each"),
     "mrio-lo": grown("MRIO, its skew matrix learned for 100 steps", "paper", "mrio-lo", **FAST),
     "lrio": grown("dense operator per side, learned for 100 steps", "paper", "lrio", **SLOW),
     "lrio-orth": grown("LRIO kept orthogonal", "paper", "lrio-orth"),
@@ -68,13 +78,36 @@ VARIANTS = {
     "nrio-tiled": grown("tiled blocks everywhere", "paper", "nrio", attn="tiled", ffn="tiled"),
     "nrio-gate": grown("no operator, with the gate", "paper", "nrio", gate=True),
     "srio-gate": grown("SRIO with the gate", "paper", gate=True),
+    "policies-gate": grown("the policies with the gate", "paper", "nrio", gate=True, **RECIPE),
     "lrio-gate": grown("LRIO with the gate", "paper", "lrio", gate=True, **SLOW),
     "srio-rotate-only": grown("SRIO on weights, gains and shifts kept", "ours", norm="keep"),
     "srio-gamma-only": grown(
         "gains and shifts rotated, weights not", "ours", rotate_weights=False
     ),
+    "policies-rotate-only": grown(
+        "policies + SRIO on weights, gains and shifts kept", "ours", norm="keep", **RECIPE
+    ),
+    "policies-gamma-only": grown(
+        "policies + gains and shifts rotated, weights not", "ours", rotate_weights=False, **RECIPE
+    ),
+    # what may act in SRIO's place
+    "gains": grown("new gains twice the old, nothing else", "ours", "gains", gain_ratio=2.0),
+    "gains-policies": grown(
+        "policies + new gains twice the old", "ours", "gains", gain_ratio=2.0, **RECIPE
+    ),
+    "nrio-new-lr": grown("new coordinates learn twice as fast", "ours", "nrio", train=NEW_LR),
+    "policies-new-lr": grown(
+        "policies, new coordinates learn twice as fast", "ours", "nrio", train=NEW_LR, **RECIPE
+    ),
     # exact starts
     "lossless-pad": grown("mean padding, exact at any ratio, free random blocks", "ours", "pad"),
+    "pad-gain": grown("mean padding, new gains 4 (free: they multiply 0)", "ours", "pad",
+                      gamma_new=4.0),
+    "pad-gain-policies": grown("the same, free blocks by the policies", "ours", "pad",
+                               gamma_new=4.0, **RECIPE),
+    "lossless": grown("every coordinate repeated", "note", "lossless"),
+    "lossless-noise": grown("copies parted by noise that cancels", "ours", "lossless",
+                            noise_db=20.0),
     "exact-srio": grown("the same function, writers rotated at epsilon 0", "ours", "exact-srio"),
     # other people's copies
     "net2net": grown("random index copy (Net2Net, bert2BERT-FPI)", "comparison", "net2net"),
@@ -90,6 +123,7 @@ VARIANTS = {
     "parent-continued-flops": Variant(
         "the same, the grown stage's FLOPs", "comparison", budget="flops", continues=True
     ),
+    "szp": grown("shrink, zero-pad, fresh initialisation everywhere", "comparison", "szp"),
     # Adam's state at growth
     "nrio-transfer": grown("NRIO, Adam state carried over", "ours", "nrio", optimizer="transfer"),
     "srio-transfer": grown("SRIO, Adam state through the rotation", "ours", optimizer="transfer"),
@@ -100,7 +134,12 @@ VARIANTS = {
     f"srio-eps{epsilon:g}": grown(f"SRIO at epsilon {epsilon:g}", "paper", epsilon=epsilon)
     for epsilon in (-0.5, 0.0, 0.25, 0.75, 1.0, 1.25)
 }  # fmt: skip
-MAIN = tuple(VARIANTS)[:8]  # the main table's
+# the main table's: what the paper compares, and what keeps it honest
+MAIN = ("scratch", "scratch-flops", "nrio", "nrio-paid", "nrio-policies", "zero-pad", "srio")
+MAIN += ("mrio", "lrio", "ligo", "full-nogate", "full")
+CHAIN = ("scratch", "scratch-flops", "nrio", "srio", "mrio", "lrio", "full")  # repeated growth
+SIZES = ("scratch-flops", "nrio", "nrio-policies", "srio", "full", "pad-gain")  # against scale
+RATIOS = (*SIZES, "szp", "lossless-pad", "net2net", "sparkling")  # against the growth factor
 # a pretrained parent: what a user would try, the parent itself beside it; its Adam state is not
 # published, so nobody has it
 PRETRAINED = ("parent-continued", "parent-continued-flops", "lossless-pad", "zero-pad", "nrio")
@@ -120,14 +159,18 @@ class Preset:
     seeds: tuple[int, ...]
     batch_size: int  # sequences per optimizer step
     lr: dict[str, float]  # by family: parent, scratch, grown
-    tokens: tuple[int, ...] = ()  # per width; empty means 20 per parameter
+    tokens: tuple[int, ...] = ()  # per width; empty means `per_parameter`
+    per_parameter: float = 20
     variants: tuple[str, ...] = MAIN
     gate_tokens: float = 0.0  # 0: the paper's share of the stage
     last_tokens: float = 0.0  # window of the training loss; 0: the paper's share of the stage
     learn_batch: int = 4  # sequences per step of a learned operator
     evals: int = 20
     eval_tokens: int = 16_384
-    train: dict = field(default_factory=dict)  # further TrainConfig fields
+    # training settings as overrides name them: of all runs, and by family over it
+    train: dict = field(default_factory=dict)
+    families: dict[str, dict] = field(default_factory=dict)
+    tuned: dict[str, str] = field(default_factory=dict)  # variant -> overrides, chosen by TUNING
     gpu: bool = False  # not for a CPU
     parent: str = ""  # sha256 of a given parent (--parent), which no run trains
     needs_parent: bool = False  # makes no sense without one
@@ -136,7 +179,8 @@ class Preset:
         return self.model if stage == 0 else self.model.widened(self.widths[stage])
 
     def steps(self, stage: int) -> int:
-        tokens = self.tokens[stage] if self.tokens else 20 * count_parameters(self.config(stage))
+        size = count_parameters(self.config(stage))
+        tokens = self.tokens[stage] if self.tokens else self.per_parameter * size
         return max(1, round(tokens / self.step_tokens))
 
     @property
@@ -171,7 +215,7 @@ PRESETS = {
         "the same for repeated growth: 16 -> 24 -> 32",
         "speeches", "byte", SMOKE, (16, 24, 32), (0, 1), 8, LR_SMALL,
         tokens=(20_480, 10_240, 10_240), last_tokens=1_024, evals=4, eval_tokens=4_096,
-        learn_batch=2, variants=("scratch", "nrio", "full", "mrio"),
+        learn_batch=2, variants=CHAIN,
     ),
     "tiny": Preset(
         "the paper's table in miniature, minutes on 2 CPU cores",
@@ -185,7 +229,7 @@ PRESETS = {
     ),
     "mini-chain": Preset(
         "repeated growth on a CPU: 48 -> 72 -> 96",
-        "speeches", "bpe:1024", MINI, (48, 72, 96), (0, 1, 2, 3, 4), 16, LR_SMALL,
+        "speeches", "bpe:1024", MINI, (48, 72, 96), (0, 1, 2, 3, 4), 16, LR_SMALL, variants=CHAIN,
         train={"compile": True},
     ),
     "paper": Preset(
@@ -197,7 +241,7 @@ PRESETS = {
     "paper-chain": Preset(
         "the paper's repeated growth: 24 M -> 44 M -> 70 M -> 101 M -> 119 M",
         "openwebtext", "gpt2", GPTConfig(), (256, 384, 512, 640, 704), (0, 1, 2, 3, 4), 128,
-        LR_PAPER, variants=("scratch", "nrio", "full", "mrio"),
+        LR_PAPER, variants=CHAIN,
         gate_tokens=40e6, last_tokens=20e6, learn_batch=64,
         evals=40, eval_tokens=1_048_576, train={"micro_batch": 64, "compile": True}, gpu=True,
     ),
@@ -223,6 +267,77 @@ PRESETS = {
         train={"micro_batch": 16, "compile": True}, gpu=True,
     ),
 }  # fmt: skip
+# Growth in the stable phase: the parent never decays, the child goes on at its rate without a
+# second warm-up, and one decay ends the whole. The presets themselves keep the paper's reading:
+# every stage a cosine to 10 % of its own.
+STABLE = {"parent": {"schedule": "constant"}, "grown": {"warmup": 0.0}}
+PRESETS |= {
+    f"{name}-stable": replace(
+        PRESETS[name], line=f"{name}, grown before any decay (WSD)", families=STABLE,
+        train=PRESETS[name].train | {"schedule": "wsd"},
+    )
+    for name in ("tiny", "mini")
+}  # fmt: skip
+# How far: tiny's parent and tokens per parameter at other growth factors, the loss also 16 and 128
+# steps after growth. How long: mini at other tokens per parameter.
+PRESETS |= {
+    f"tiny-x{factor:g}": replace(
+        PRESETS["tiny"], line=f"tiny at growth factor {factor:g}", widths=(64, round(64 * factor)),
+        tokens=(1_000_000, tokens), variants=variants,
+        train=PRESETS["tiny"].train | {"eval_at": (16, 128)},
+    )
+    for factor, tokens, variants in (
+        (1.25, 312_000, RATIOS), (1.5, 400_000, RATIOS),
+        *((k, tokens, (*RATIOS, "lossless", "lossless-noise"))
+          for k, tokens in ((2, 655_000), (3, 1_355_000), (4, 2_300_000))),
+    )
+}  # fmt: skip
+PRESETS |= {
+    f"mini-tpp{n}": replace(
+        PRESETS["mini"], line=f"mini with {n} tokens per parameter", per_parameter=n,
+        variants=(*SIZES, "szp"),
+    )
+    for n in (2, 5, 60)
+}  # fmt: skip
+# How large: the same growth by 1.5 (4 heads to 6) at one number of tokens per parameter.
+PRESETS |= {
+    f"ladder-{d}": replace(
+        PRESETS["mini"], line=f"one step of the ladder of sizes: {d} -> {d * 3 // 2}",
+        model=replace(MINI, d_model=d, head_dim=d // 4, d_ff=4 * d), widths=(d, d * 3 // 2),
+        per_parameter=5, variants=SIZES,
+    )
+    for d in (32, 48, 64, 96, 128)
+}  # fmt: skip
+
+# What is tuned, on seeds >= 100 that no claim uses (--only tuning --seeds 100-101): the learning
+# rate of every family of variants at the same values, and what each has of its own at as many more.
+# The values beside the variant's own, which `name` alone runs. analysis/tuning.py makes the table.
+FAMILIES = ("scratch-flops", "nrio", "nrio-policies", "srio", "full", "gains-policies", "szp")
+FAMILIES += ("pad-gain-policies", "policies-new-lr", "ligo", "lrio")
+TUNING = (
+    *((name, "lr", (0.002, 0.008)) for name in FAMILIES),
+    *((name, "warmup", (0.0, 0.2)) for name in ("nrio", "full", "pad-gain-policies")),
+    ("full", "epsilon", (0.25, 0.75, 1.25)),
+    ("full", "dirichlet", (0.5, 5.0)),
+    ("full", "cross", ("zero",)),
+    ("full", "embed", ("convex", "zero")),
+    ("full", "optimizer", ("transfer", "asymmetric")),
+    ("nrio-policies", "dirichlet", (0.5, 5.0)),
+    ("gains-policies", "gain_ratio", (1.5, 3.0, 4.0)),
+    ("pad-gain", "gamma_new", (1.0, 2.0, 8.0, 16.0)),
+    ("pad-gain-policies", "gamma_new", (1.0, 2.0, 8.0, 16.0)),
+    ("policies-new-lr", "new_lr", (1.5, 3.0)),
+    ("szp", "shrink", (0.2, 0.6, 0.8, 1.0)),
+    ("ligo", "learn_lr", (1e-4, 1e-3)),
+    ("lrio", "learn_lr", (3e-5, 3e-4)),
+)
+
+
+def tuning() -> list[str]:
+    """The variants of TUNING: every name by itself, then with each value of its sweeps."""
+    names = dict.fromkeys(name for name, _, _ in TUNING)
+    swept = [f"{name}@{key}={canonical(v)}" for name, key, values in TUNING for v in values]
+    return [*names, *swept]
 
 
 @dataclass(frozen=True)
@@ -261,12 +376,15 @@ def expand_grid(preset: str | Preset, variants: list[str], seeds: list[int]) -> 
     """Every run of the grid, parents before children; `variants` may carry overrides
     ("srio@epsilon=0.25@lr=0.001")."""
     preset = find(PRESETS, preset, "preset") if isinstance(preset, str) else preset
-    runs, parsed = [], list({found[0]: found for found in map(parse_variant, variants)}.values())
+    runs, parsed = [], {}
+    for text in variants:
+        found = parse_variant(text, preset.tuned)
+        parsed[found[0]] = found
     for seed in seeds:
-        started = any(variant.grow or variant.continues for _, variant, _ in parsed)
+        started = any(variant.grow or variant.continues for _, variant, _ in parsed.values())
         if started and not preset.parent:
             runs.append(make_run(preset, "parent", Variant("", ""), {}, seed, 0))
-        for name, variant, overrides in parsed:
+        for name, variant, overrides in parsed.values():
             for stage in range(1, len(preset.widths)):
                 runs.append(make_run(preset, name, variant, overrides, seed, stage))
     return runs
@@ -281,47 +399,53 @@ def with_parent(preset: Preset, model: GPTConfig, sha256: str, width: int = 0) -
                    parent=sha256)  # fmt: skip
 
 
+def fitting(preset: str | Preset) -> list[str]:
+    """Every variant that the preset's widths allow: some need a whole factor, or a range of
+    epsilon."""
+
+    def fits(name: str) -> bool:
+        try:
+            return bool(expand_grid(preset, [name], [0]))
+        except UserError:
+            return False
+
+    return [name for name in VARIANTS if fits(name)]
+
+
 def make_run(
     preset: Preset, name: str, variant: Variant, overrides: dict, seed: int, stage: int
 ) -> Run:
     cfg, steps = preset.config(stage), preset.steps(stage)
-    stage_tokens = steps * preset.step_tokens
     if variant.continues:
         cfg, wide = preset.config(stage - 1), flops_per_token(cfg)
         steps = round(steps * wide / flops_per_token(cfg)) if variant.budget == "flops" else steps
     elif variant.budget == "flops":
         steps = round(preset.flops(stage) / (preset.step_tokens * flops_per_token(cfg)))
-    grow = None
+    grow, paid = None, 0
     if variant.grow:
         batch = {} if "learn_batch" in overrides else {"learn_batch": preset.learn_batch}
         grow_cfg = replace(variant.grow, seed=seed, **batch)
         old, ages = preset.config(stage - 1), preset.widths[: stage - 1]
         check_growth(old, cfg.d_model, grow_cfg, ages)  # refuses what cannot be
-        steps -= learning_steps(grow_cfg, preset.batch_size, steps)
+        if variant.budget == "paid" or find_operator(grow_cfg.operator).learned:
+            paid = learning_steps(grow_cfg, preset.batch_size, steps)
         grow = asdict(grow_cfg)
     starts = bool(variant.grow or variant.continues)  # from a parent
     family = "parent" if stage == 0 else "grown" if starts else "scratch"
-    train = {
-        "model": cfg.as_dict(),
-        "steps": steps,
-        "batch_size": preset.batch_size,
-        "seed": seed,
-        "data_seed": 1000 * seed + stage,  # every variant of a stage sees the same batches
-        "lr": preset.lr[family],
-        "warmup_steps": max(1, steps // 20),
-        "eval_every": max(1, preset.steps(stage) // preset.evals),
-        "eval_tokens": preset.eval_tokens,
-        "save_every": max(1, steps // 10),
-        "last_tokens": round(preset.last_tokens or LAST_FRACTION * stage_tokens),
-        **preset.train,
-        **{key: value for key, value in overrides.items() if key in TRAIN_KEYS},
-    }
+    own = {key: value for key, value in overrides.items() if key in TRAIN_KEYS}
+    own = preset.train | preset.families.get(family, {}) | variant.train | own
+    train = {"model": cfg.as_dict()}
+    train |= train_settings(preset, stage, seed, steps - paid, family, own)
+    if paid:  # the last window is everybody's
+        train["first_batch"] = paid
     if variant.gate:
-        gate_tokens = preset.gate_tokens or GATE_FRACTION * stage_tokens
-        train["gate_steps"] = min(steps, max(1, round(gate_tokens / preset.step_tokens)))
+        share = own.get("gate_share") or (
+            preset.gate_tokens / (preset.steps(stage) * preset.step_tokens) or GATE_FRACTION
+        )
+        train["gate_steps"] = min(steps - paid, max(1, round(share * preset.steps(stage))))
     if variant.optimizer == "asymmetric":  # the old block goes on; only new coordinates re-warm
         train |= {"rewarm_steps": train["warmup_steps"], "warmup_steps": 0}
-    if variant.gate or variant.optimizer == "asymmetric":
+    if variant.gate or variant.optimizer == "asymmetric" or "new_lr" in train:
         train["d_old"] = preset.widths[stage - 1]
     suffix = f"-g{stage}" if len(preset.widths) > 2 and stage else ""
     run_id = f"{name}-s{seed}{suffix}"
@@ -333,10 +457,30 @@ def make_run(
     return Run(run_id, name, seed, stage, needs, cfg.d_model, train, grow, *more)
 
 
+def train_settings(
+    preset: Preset, stage: int, seed: int, steps: int, family: str, own: dict
+) -> dict:
+    """TrainConfig fields of one run but its model: the preset's, then `own` over them. `warmup` is
+    a share of the steps, and `gate_share` (of the stage's) is for the caller."""
+    stage_tokens = preset.steps(stage) * preset.step_tokens
+    fields = {key: value for key, value in own.items() if key not in ("warmup", "gate_share")}
+    return {
+        "steps": steps,
+        "batch_size": preset.batch_size,
+        "seed": seed,
+        "data_seed": 1000 * seed + stage,  # every variant of a stage sees the same batches
+        "lr": preset.lr[family],
+        "warmup_steps": round(own["warmup"] * steps) if "warmup" in own else max(1, steps // 20),
+        "eval_every": max(1, preset.steps(stage) // preset.evals),
+        "eval_tokens": preset.eval_tokens,
+        "save_every": max(1, steps // 10),
+        "last_tokens": round(preset.last_tokens or LAST_FRACTION * stage_tokens),
+        **fields,
+    }
+
+
 def learning_steps(cfg: GrowConfig, batch_size: int, steps: int) -> int:
     """Steps of the stage that a learned operator pays for with its own: equal tokens for all."""
-    if not find_operator(cfg.operator).learned:
-        return 0
     paid, rest = divmod(cfg.learn_steps * cfg.learn_batch, batch_size)
     if rest or paid >= steps:
         raise UserError(
@@ -364,14 +508,15 @@ def find(table: dict, name: str, what: str):
     return table[name]
 
 
-def parse_variant(text: str) -> tuple[str, Variant, dict]:
+def parse_variant(text: str, tuned: dict[str, str] | None = None) -> tuple[str, Variant, dict]:
     """ "name@key=value@..." -> its canonical form (keys in order, numbers as short as they can be:
     one run has one name), the variant with its growth settings changed, and the training settings
-    to change. Keys are GrowConfig fields, lr and steps-like TrainConfig numbers, `gate` and
-    `optimizer`."""
+    to change. Keys are GrowConfig fields, TRAIN_KEYS, `gate` and `optimizer`. `tuned` holds what a
+    preset chose for a name; what `text` says itself goes before it and alone is in the name."""
     name, *pairs = text.split("@")
     variant, train, given = find(VARIANTS, name, "variant"), {}, {}
-    for pair in pairs:
+    chosen = [pair for pair in (tuned or {}).get(name, "").split("@") if pair]
+    for i, pair in enumerate([*chosen, *pairs]):
         key, sign, value = pair.partition("=")
         if key in given:
             raise UserError(f"override {key!r} is given twice in {text!r}; give it once")
@@ -392,7 +537,8 @@ def parse_variant(text: str) -> tuple[str, Variant, dict]:
                 f"override key {key!r} in {text!r} is unknown; choose one of "
                 f"{', '.join([*TRAIN_KEYS, 'gate', 'optimizer', *known])}"
             )
-        given[key] = canonical(value)
+        if i >= len(chosen):
+            given[key] = canonical(value)
     return "@".join([name, *(f"{key}={given[key]}" for key in sorted(given))]), variant, train
 
 
@@ -405,7 +551,9 @@ def canonical(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-TRAIN_KEYS = {"lr": 0.0, "weight_decay": 0.0, "min_lr_ratio": 0.0, "schedule": "", "clip": 0.0}
+# TrainConfig fields, warmup (share of the steps), gate_share (of the stage), new_lr (grown only)
+TRAIN_KEYS = dict.fromkeys(("lr", "weight_decay", "min_lr_ratio", "decay_fraction", "clip"), 0.0)
+TRAIN_KEYS |= {"schedule": "", "beta2": 0.0, "warmup": 0.0, "gate_share": 0.0, "new_lr": 0.0}
 
 
 def convert(value: str, like, text: str):

@@ -42,7 +42,8 @@ class Args:
     preset: str = ""
     """name of a preset (README); default: paper, or tiny on a CPU"""
     only: str = ""
-    """variants, comma-separated; a name may carry overrides (srio@epsilon=0.25@lr=0.001); "all" """
+    """variants, comma-separated; a name may carry overrides (srio@epsilon=0.25@lr=0.001); or "all",
+    or "tuning" (with --seeds 100-101) """
     seeds: str = ""
     """0-4 or 0,1,2; empty: the preset's"""
     local: bool = False
@@ -97,7 +98,8 @@ def main() -> None:
             f"preset {name} and --width grow a model that is there; give --parent FOLDER"
         )
     names = [v for v in map(str.strip, args.only.split(",")) if v] or list(preset.variants)
-    names = list(grid.VARIANTS) if names == ["all"] else list(dict.fromkeys(names))
+    groups = {"all": lambda: grid.fitting(preset), "tuning": grid.tuning}
+    names = groups[names[0]]() if names[0] in groups else list(dict.fromkeys(names))
     runs = grid.expand_grid(preset, names, grid.parse_seeds(args.seeds, preset.seeds))
     out = (args.out or ROOT / "runs" / name).resolve()
     if not 0 <= args.jobs <= 1024:

@@ -32,7 +32,7 @@ from checkpoint import Checkpoint
 from data.shards import Corpus
 from errors import UserError, exit_on_user_error, read_command_line
 from growth.gate import Gate, alpha_at
-from growth.rewarm import NewCoordinateWarmup, shapes_before
+from growth.rewarm import NewCoordinates, shapes_before
 from models.gpt import GPT, GPTConfig
 from training.folder import Log, run_folder
 from training.numerics import choose
@@ -102,9 +102,9 @@ def fit(run: Setup, caught: dict, stack: ExitStack) -> dict:
     optimizer, names = make_optimizer(cfg, model)
     state = resume(run, optimizer, names)
     gate = Gate(model, cfg.d_old, cfg.gate_steps) if state.step < cfg.gate_steps else None
-    if cfg.rewarm_steps:
+    if cfg.rewarm_steps or cfg.new_lr != 1:
         shapes = shapes_before(model.cfg, cfg.d_old)
-        NewCoordinateWarmup(model, optimizer, shapes, cfg.rewarm_steps, done=state.step)
+        NewCoordinates(model, optimizer, shapes, cfg.rewarm_steps, state.step, cfg.new_lr)
     parallel = data_parallel(model, place)
     net, net_train = compiled(place.compile, model, parallel)
     log = stack.enter_context(closing(Log(run, state)))
@@ -129,12 +129,18 @@ def fit(run: Setup, caught: dict, stack: ExitStack) -> dict:
             if saved != state.step:  # the one there is never replaced
                 save(f"step_{state.step:08d}")
             raise Interrupted(signum, state.step)
+        if gate and state.step == 0 and state.open_loss is None:  # before its first set: alpha 1
+            open_loss, n_tokens = evaluate(run, net, caught)
+            if n_tokens == 0:
+                continue
+            state.open_loss, state.eval_tokens = open_loss, state.eval_tokens + n_tokens
         if gate and gate.set(state.step):
             gate = None
             net, net_train = compiled(place.compile, model, parallel)
 
         last = state.step == cfg.steps
-        if state.evaluated < state.step and (last or state.step % cfg.eval_every == 0):
+        wanted = last or state.step % cfg.eval_every == 0 or state.step in cfg.eval_at
+        if state.evaluated < state.step and wanted:
             val_loss, n_tokens = evaluate(run, net, caught)
             if n_tokens == 0:
                 continue  # interrupted: evaluated again after the resume
@@ -205,7 +211,8 @@ def gradients(run: Setup, net: torch.nn.Module, step: int) -> torch.Tensor:
     for start in range(0, size, micro):
         stop = min(start + micro, size)
         batch = run.corpus.batch_at(
-            step, cfg.data_seed, cfg.batch_size, run.block_size, first + start, first + stop
+            *(cfg.first_batch + step, cfg.data_seed, cfg.batch_size, run.block_size),
+            *(first + start, first + stop),
         )
         x_bt, y_bt = on_device(batch, place)
         more = place.size > 1 and stop < size

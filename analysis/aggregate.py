@@ -16,7 +16,7 @@ import tyro
 
 import files
 from analysis.claims import claims, scale
-from analysis.paired import contrast, estimate, values_by_seed
+from analysis.paired import contrast, estimate, holm, values_by_seed
 from analysis.rows import by_stage, load_rows, matched, number
 from errors import UserError, exit_on_user_error, read_command_line
 
@@ -24,12 +24,15 @@ BASELINE = "nrio"
 # The order of variants in tables and pictures; variants not named here follow, by name.
 ORDER = (
     *("parent", "parent-continued", "parent-continued-flops"),
-    *("scratch", "scratch-flops", "nrio", "nrio-gate", "nrio-transfer", "nrio-convex"),
-    *("nrio-tiled", "nrio-policies", "zero-pad", "net2net", "aki", "sparkling", "lossless-pad"),
-    *("exact-srio", "srio-eps-0.5", "srio-eps0", "srio-eps0.25", "srio", "srio-eps0.75"),
+    *("scratch", "scratch-flops", "nrio", "nrio-paid", "nrio-gate", "nrio-transfer"),
+    *("nrio-new-lr", "nrio-convex", "nrio-tiled", "nrio-policies", "policies-gate"),
+    *("policies-new-lr", "zero-pad", "szp", "net2net", "aki", "sparkling", "lossless"),
+    *("lossless-noise", "lossless-pad", "exact-srio", "pad-gain", "pad-gain-policies", "gains"),
+    *("gains-policies", "srio-eps-0.5", "srio-eps0", "srio-eps0.25", "srio", "srio-eps0.75"),
     *("srio-eps1", "srio-eps1.25", "srio-gate", "srio-rotate-only", "srio-gamma-only"),
-    *("srio-transfer", "srio-asymmetric", "srio-lo", "srio-free", "mrio", "mrio-lo", "lrio-orth"),
-    *("lrio", "lrio-gate", "ligo", "full-nogate", "full"),
+    *("srio-transfer", "srio-asymmetric", "srio-lo", "srio-free", "mrio", "mrio-per-age"),
+    *("mrio-lo", "lrio-orth", "lrio", "lrio-gate", "ligo", "policies-rotate-only"),
+    *("policies-gamma-only", "full-nogate", "full"),
 )
 
 
@@ -53,7 +56,8 @@ def table(rows: list[dict], baseline: str = "", allow_missing: bool = False) -> 
     """One line per (stage, variant); undefined numbers are NaN. `df.attrs` holds baseline, notes.
 
     Means and CIs are over the seeds that finished (`n`); `d_*` are paired differences to
-    `baseline` (empty: nrio, or none where no row is of nrio). Raises UserError when rows may not be
+    `baseline` (empty: nrio, or none where no row is of nrio), with p-values and Holm's correction
+    over the variants of the stage. Raises UserError when rows may not be
     compared or the named baseline has no row.
     """
     rows, notes = matched(rows, allow_missing)
@@ -67,8 +71,13 @@ def table(rows: list[dict], baseline: str = "", allow_missing: bool = False) -> 
         notes.append(f"no row of {baseline}: no paired differences")
     records = []
     for stage, group in by_stage(rows):
-        for variant in sorted({row["variant"] for row in group}, key=variant_key):
-            records.append(_record(stage, variant, group, baseline))
+        variants = sorted({row["variant"] for row in group}, key=variant_key)
+        found = [_record(stage, variant, group, baseline) for variant in variants]
+        for name in ("train", "val"):
+            corrected = holm([record[f"d_{name}_p"] for record in found])
+            for record, p in zip(found, corrected, strict=True):
+                record[f"d_{name}_holm"] = p
+        records += found
     df = pd.DataFrame.from_records(records)
     scales = {stage: scale(group) for stage, group in by_stage(rows)}
     df.attrs = {"baseline": baseline, "notes": notes, "scales": scales}
@@ -92,9 +101,10 @@ def _record(stage: int | str, variant: str, group: list[dict], baseline: str) ->
 
 
 # Column -> where it stands in a row; the mean over finished seeds. spike = loss right after growth
-# minus the parent's final loss (nats/token).
+# minus the parent's final loss (nats/token); spike_open the same with the gate open.
 COSTS = {
     "spike": "metrics.spike",
+    "spike_open": "metrics.spike_open",
     "d_model": "d_model",
     "params": "params",
     "tokens_stage": "tokens.stage",
@@ -118,28 +128,40 @@ def _difference(name: str, variant: str, baseline: str, metric: str, group: list
 
 
 def _reach(variant: str, group: list[dict]) -> dict:
-    """How soon a grown variant reaches the final validation loss of `scratch` of the same seed.
+    """What a grown variant spends in all, its parent and operator included, to reach the final
+    validation loss of `scratch-flops` of the same seed, which spent the same FLOPs on itself alone.
 
-    The mean exists only when every seed reaches it: a mean over those that do would flatter.
+    The means exist only when every seed reaches it: a mean over those that do would flatter.
     """
-    target = values_by_seed(group, "scratch", "metrics.val_loss")
-    budget = values_by_seed(group, "scratch", "tokens.stage")
+    target = values_by_seed(group, "scratch-flops", "metrics.val_loss")
+    budget = values_by_seed(group, "scratch-flops", "flops.total")
     own = [r for r in group if r["variant"] == variant and r["status"] == "done" and r["parent"]]
-    found = {r["seed"]: tokens_to_reach(r, target[r["seed"]]) for r in own if r["seed"] in target}
-    reached = {seed: tokens for seed, tokens in found.items() if math.isfinite(tokens)}
-    complete = bool(found) and len(reached) == len(found)
-    saving = {s: 100 * (1 - t / budget[s]) for s, t in reached.items() if budget[s] > 0}
+    own = {row["seed"]: row for row in own if row["seed"] in target}
+    stage = {seed: tokens_to_reach(row, target[seed]) for seed, row in own.items()}
+    reached = {seed: tokens for seed, tokens in stage.items() if math.isfinite(tokens)}
+    tokens = {s: number(own[s], "tokens.parent") + t for s, t in reached.items()}
+    flops = {s: _flops_after(own[s], t) for s, t in reached.items()}
+    saving = {s: 100 * (1 - f / budget[s]) for s, f in flops.items() if budget[s] > 0}
+    complete = bool(own) and len(reached) == len(own)
     return {
-        "reach_tokens": estimate(reached).mean if complete else math.nan,
+        "reach_tokens": estimate(tokens).mean if complete else math.nan,
+        "reach_flops": estimate(flops).mean if complete else math.nan,
         "reach_saving_pct": estimate(saving).mean if complete else math.nan,
-        "reach_seeds": f"{len(reached)}/{len(found)}" if found else "",
+        "reach_seeds": f"{len(reached)}/{len(own)}" if own else "",
     }
+
+
+def _flops_after(row: dict, tokens: float) -> float:
+    """Total FLOPs of a run after `tokens` of operator and stage."""
+    spent = max(0.0, tokens - number(row, "tokens.operator")) / number(row, "tokens.stage")
+    before = number(row, "flops.parent") + number(row, "flops.operator")
+    return before + spent * number(row, "flops.stage")
 
 
 def tokens_to_reach(row: dict, target: float) -> float:
     """Tokens (operator's + stage's) until the validation curve first is <= target; NaN if never.
 
-    Linear between evaluations. The parent's tokens are not counted: the parent exists already.
+    Linear between evaluations. The parent's tokens are not counted here.
     """
     tokens, losses = row["curve"]["val_tokens"], row["curve"]["val"]
     operator = number(row, "tokens.operator")
@@ -188,19 +210,20 @@ def _legend(df: pd.DataFrame, more: str) -> list[str]:
         "Losses in nats/token: mean ± 95 % CI over n seeds. "
         f"Δ = variant − {df.attrs['baseline']}, paired by seed, ± 95 % CI (Student t); negative is "
         "better. — = undefined (one seed has no interval). Train = mean over the last tokens of "
-        "the stage. Spike = validation loss right after growth − the parent's final one. Total "
-        f"FLOPs = parent + operator + stage. {more}"
+        "the stage. Spike = validation loss right after growth − the parent's final one. FLOPs are "
+        f"those of matrix products; total = parent + operator + stage. {more}"
     )
     notes = [textwrap.fill(f"- {note}", 100, subsequent_indent="  ") for note in df.attrs["notes"]]
     return [textwrap.fill(text, 100), *([""] if notes else []), *notes]
 
 
 MORE_IN_FILE = (
-    "p is two-sided; neither it nor a CI is corrected for the number of comparisons. To scratch = "
-    "stage and operator tokens until scratch's final validation loss, and the share of scratch's "
-    "stage tokens saved; the parent's own tokens are not counted."
+    "CIs are per comparison; p is two-sided and Holm's, corrected for the number of variants. "
+    "Spike in brackets: with the warm-up gate open. To scratch-flops = tokens and FLOPs, the "
+    "parent's and the operator's included, until the final validation loss of scratch-flops, and "
+    "the share of its FLOPs saved."
 )
-MORE_IN_TERMINAL = "table.md adds training losses, p-values, tokens to reach scratch, and costs."
+MORE_IN_TERMINAL = "table.md adds training losses, p-values, FLOPs to scratch-flops, and costs."
 
 
 def _loss_cells(group: pd.DataFrame) -> pd.DataFrame:
@@ -209,9 +232,9 @@ def _loss_cells(group: pd.DataFrame) -> pd.DataFrame:
         loss = f"{name}_loss"
         cells[f"{name} loss"] = _with_ci(group[loss], group[f"{loss}_ci"], "{:.4f}")
         cells[f"Δ {name}"] = _with_ci(group[f"d_{name}"], group[f"d_{name}_ci"], "{:+.4f}")
-        cells[f"p ({name})"] = [_p(p) for p in group[f"d_{name}_p"]]
-    cells["spike"] = [_text(v, "{:+.3f}") for v in group["spike"]]
-    cells["to scratch"] = [_reach_text(r) for _, r in group.iterrows()]
+        cells[f"Holm p ({name})"] = [_p(p) for p in group[f"d_{name}_holm"]]
+    cells["spike"] = [_spike(r) for _, r in group.iterrows()]
+    cells["to scratch-flops"] = [_reach_text(r) for _, r in group.iterrows()]
     return cells
 
 
@@ -255,12 +278,19 @@ def _p(p: float) -> str:
     return "<0.001" if p < 0.001 else _text(p, "{:.3f}")
 
 
+def _spike(record: pd.Series) -> str:
+    text, opened = (_text(record[name], "{:+.3f}") for name in ("spike", "spike_open"))
+    return text if opened in ("—", text) else f"{text} ({opened})"
+
+
 def _reach_text(record: pd.Series) -> str:
     if not record["reach_seeds"]:
         return "—"
     if not math.isfinite(record["reach_tokens"]):
         return f"not reached ({record['reach_seeds']} seeds)"
-    return f"{_count(record['reach_tokens'])} ({record['reach_saving_pct']:.0f} % saved)"
+    flops = _text(record["reach_flops"], "{:.3g}")
+    saved = f"{record['reach_saving_pct']:.0f} % saved"
+    return f"{_count(record['reach_tokens'])}, {flops} ({saved})"
 
 
 def _aligned(cells: pd.DataFrame) -> list[str]:
@@ -272,6 +302,15 @@ def _aligned(cells: pd.DataFrame) -> list[str]:
     padded += [[text.rjust(w) for text in c] for c, w in zip(columns[1:], widths[1:], strict=True)]
     lines = [list(line) for line in zip(*padded, strict=True)]
     return [f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]]]
+
+
+def aligned_lines(cells: list[dict]) -> list[str]:
+    """A list of records as markdown lines with padded columns, all left-aligned."""
+    columns = [[name, *(str(cell[name]) for cell in cells)] for name in cells[0]] if cells else []
+    widths = [max(map(len, column)) for column in columns]
+    padded = [[t.ljust(w) for t in column] for column, w in zip(columns, widths, strict=True)]
+    lines = [f"| {' | '.join(line)} |" for line in zip(*padded, strict=True)]
+    return [lines[0], f"|{'|'.join('-' * (w + 2) for w in widths)}|", *lines[1:]] if lines else []
 
 
 def main() -> None:

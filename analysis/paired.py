@@ -67,3 +67,30 @@ def contrast(rows: list[dict], weights: Mapping[str, float], metric: str) -> Est
     values = {variant: values_by_seed(rows, variant, metric) for variant in weights}
     seeds = sorted(set.intersection(*(set(v) for v in values.values())))
     return estimate({s: sum(w * values[v][s] for v, w in weights.items()) for s in seeds})
+
+
+def p_above(found: Estimate, bound: float, side: str = "greater") -> float:
+    """One-sided p-value of "the mean is above bound" (Student t); NaN where undefined."""
+    if found.n < 2 or not math.isfinite(bound):
+        return math.nan
+    if not found.half > 0:
+        return float((found.mean <= bound) if side == "greater" else (found.mean >= bound))
+    return float(stats.ttest_1samp(list(found.by_seed.values()), bound, alternative=side).pvalue)
+
+
+def p_below(found: Estimate, bound: float) -> float:
+    """One-sided p-value of "the mean is below bound"."""
+    return p_above(found, bound, "less")
+
+
+def holm(ps: list[float]) -> list[float]:
+    """Holm's step-down correction (1979) of the p-values that are numbers; NaN stays NaN.
+
+    The i-th smallest of m is multiplied by m - i + 1, never below the one before it, at most 1.
+    """
+    order = sorted((p, i) for i, p in enumerate(ps) if not math.isnan(p))
+    corrected, floor = [math.nan] * len(ps), 0.0
+    for rank, (p, i) in enumerate(order):
+        floor = max(floor, min(1.0, (len(order) - rank) * p))
+        corrected[i] = floor
+    return corrected

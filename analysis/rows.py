@@ -67,8 +67,8 @@ RUN_ONLY = (
     *("device", "threads", "compile", "micro_batch", "tracker", "keep", "save_every", "d_old"),
 )
 CHAIN = "chain from "
-# trained to equal FLOPs, so stage tokens differ by design
-OWN_BUDGET = ("scratch-flops", "parent-continued-flops")
+# trained to equal FLOPs, or on what learned operators have left: stage tokens differ by design
+OWN_BUDGET = ("scratch-flops", "parent-continued-flops", "nrio-paid")
 
 
 def load_rows(folder: Path) -> list[dict]:
@@ -328,12 +328,26 @@ def _window_notes(stage: int | str, group: list[dict]) -> list[str]:
     """Says where a run with its own budget averages its training loss over another window."""
     windows = {row["variant"]: _settings(row, WINDOW).get("last_tokens") for row in group}
     usual = Counter(windows.values()).most_common(1)[0][0]
-    return [
+    notes = [
         f"stage {stage}: the training loss of {variant} is a mean over the last {window} tokens, "
         f"that of the others over {usual}: compare its validation loss"
         for variant, window in sorted(windows.items())
         if window != usual
     ]
+    apart = sorted({row["variant"] for row in group if not aligned(row)})
+    if apart:
+        notes.append(
+            f"stage {stage}: the last training batches of {_listed(apart)} are other ones than "
+            "the rest's (rows from before aligned windows): the validation loss decides there"
+        )
+    return notes
+
+
+def aligned(row: dict) -> bool:
+    """Whether the run ended on the batches that all of its stage ended on: a learned operator,
+    which pays with steps, must have begun so much later in the common order."""
+    train = row["config"].get("train")
+    return not number(row, "tokens.operator") > 0 or "first_batch" in (train or {})
 
 
 def _settings(row: dict, names: tuple) -> dict:

@@ -20,7 +20,9 @@ from files import write_bytes
 FAMILIES = {
     "scratch": "#777777",
     "nrio": "#0072B2",  # blue
+    "policies": "#0072B2",
     "zero-pad": "#56B4E9",  # sky blue
+    "pad": "#56B4E9",
     "lossless": "#56B4E9",
     "exact": "#56B4E9",
     "srio": "#E69F00",  # orange

@@ -35,7 +35,13 @@ class GrowConfig:
     std: Annotated[float, Above(0)] = 0.02
     epsilon: float = 0.5  # srio, mrio: gain of the new input block
     epsilon_reading: Literal["row-sum", "block"] = "row-sum"
-    epsilons: tuple[float, ...] = ()  # mrio: one per older age, oldest first; none: epsilon
+    # mrio: epsilon is that of all turns together, or each age's own
+    age_epsilon: Literal["total", "each"] = "total"
+    epsilons: tuple[float, ...] = ()  # mrio: one per older age, oldest first, instead of epsilon
+    gain_ratio: Annotated[float, Above(0)] = 1.0  # gains: new gains over old ones
+    # pad, exact-srio: gain of new coordinates, free where these are 0
+    gamma_new: Annotated[float, Range(0)] = 1.0
+    shrink: Annotated[float, Range(0)] = 0.4  # szp: factor on the old weights
     rotate_weights: bool = True
     rotate_embeddings: bool = True
     heads: Literal["more", "wider"] = "more"  # more heads of the old size, or wider heads

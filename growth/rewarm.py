@@ -1,7 +1,8 @@
-"""Learning-rate re-warm-up for new coordinates alone: half of the `asymmetric` optimizer policy.
+"""A learning rate of its own for new coordinates: a warm-up for them alone, a factor, or both.
 
-growth/optim.py leaves the old block its Adam state and gives new coordinates none. Here the updates
-of those are scaled, outside train.py's loop, by hooks on the optimizer that remove themselves.
+The warm-up is half of the `asymmetric` optimizer policy: growth/optim.py leaves the old block its
+Adam state and gives new coordinates none. The factor is a rival explanation of what larger new
+gains do. Both scale the updates, outside train.py's loop, by hooks on the optimizer.
 """
 
 import math
@@ -18,20 +19,21 @@ def shapes_before(cfg: GPTConfig, d_old: int) -> dict[str, torch.Size]:
         return {name: p.shape for name, p in GPT(old, seed=None).named_parameters()}
 
 
-class NewCoordinateWarmup:
-    """Asymmetric warm-up: scales every update of the coordinates outside the old block.
+class NewCoordinates:
+    """Scales every update of the coordinates outside the old block.
 
     Hooks on `optimizer` (Adam or AdamW) keep the parameters before each step and afterwards set
-    p <- before + s (p - before) outside the block. In step t of the stage (from 1) s is t/steps, at
-    most 1, times the ratio of the bias correction of a state of age t to that of the kept step
-    count: together the updates Adam would make from an empty state. Weight decay there is scaled
-    alike. When s has reached 1 (to 1 %) the hooks remove themselves. A resumed run passes the steps
-    done.
+    p <- before + s (p - before) outside the block, weight decay included. In step t of the stage
+    (from 1) s is `factor` times t/steps, at most 1, times the ratio of the bias correction of a
+    state of age t to that of the kept step count: together the updates Adam would make from an
+    empty state at `factor` times the learning rate. With factor 1 the hooks remove themselves when
+    s has reached 1 (to 1 %). A resumed run passes the steps done.
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer,
-                 old_shapes: dict[str, torch.Size], steps: int, done: int = 0):  # fmt: skip
-        self.steps, self.done, self.before = steps, done, {}
+                 old_shapes: dict[str, torch.Size], steps: int, done: int = 0,
+                 factor: float = 1.0):  # fmt: skip
+        self.steps, self.done, self.factor, self.before = steps, done, factor, {}
         self.grown = [
             (p, tuple(map(slice, old_shapes[name])))
             for name, p in model.named_parameters()
@@ -50,14 +52,14 @@ class NewCoordinateWarmup:
         self.done += 1
         group = optimizer.param_groups[0]
         step = int(optimizer.state[self.grown[0][0]]["step"])  # the same for all of them
-        ramp = min(1.0, self.done / self.steps)
-        s = ramp * correction(self.done, group) / correction(step, group)
+        ramp = min(1.0, self.done / self.steps) if self.steps else 1.0
+        s = self.factor * ramp * correction(self.done, group) / correction(step, group)
         for p, block in self.grown:
             slow = torch.lerp(self.before[p], p, s)
             slow[block] = p[block]
             p.copy_(slow)
         self.before = {}
-        if self.done >= self.steps and s > 0.99:
+        if self.factor == 1 and self.done >= self.steps and s > 0.99:
             self.remove()
 
     def remove(self) -> None:

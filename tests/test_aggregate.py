@@ -15,8 +15,8 @@ from scipy import stats
 from analysis import aggregate
 from analysis import rows as rows_module
 from analysis.aggregate import load_rows, markdown, print_table, table, tokens_to_reach, write_table
-from analysis.claims import CLAIMS, claims, verdict
-from analysis.paired import contrast, estimate
+from analysis.claims import CLAIMS, claims, decisions, margin_of, verdict
+from analysis.paired import contrast, estimate, holm, p_above, p_below
 from analysis.rows import matched
 from errors import UserError
 from files import MAX_JSON
@@ -124,20 +124,32 @@ def test_tokens_to_reach_interpolates_and_adds_the_operators():
     assert tokens_to_reach(one, 3.0) == 157
 
 
-def test_reach_needs_every_seed():
-    rows = grid(("scratch", "nrio", "srio"), range(2))
+def test_reach_needs_every_seed_and_counts_the_parent():
+    rows = grid(("scratch-flops", "nrio", "srio"), range(2))
     for one in rows:
-        if one["variant"] == "scratch":
+        if one["variant"] == "scratch-flops":
             one["metrics"]["val_loss"] = 3.0
+            one["flops"]["total"] = 2.1e13
         else:
             one["curve"] |= {"val_tokens": [0, STAGE_TOKENS], "val": [4.0, 2.0]}
     rows[-1]["curve"]["val"] = [4.0, 3.5]  # srio, seed 1 never gets there
     df = table(rows)
-    assert line(df, "nrio").reach_tokens == STAGE_TOKENS / 2
-    assert line(df, "nrio").reach_saving_pct == 50
+    assert line(df, "nrio").reach_tokens == 7_000_000 + STAGE_TOKENS / 2
+    assert line(df, "nrio").reach_flops == pytest.approx(1e13 + 0.55e13)
+    assert line(df, "nrio").reach_saving_pct == pytest.approx(100 * (1 - 1.55 / 2.1))
+    assert "8.5 M, 1.55e+13 (26 % saved)" in markdown(df)
     assert math.isnan(line(df, "srio").reach_tokens) and line(df, "srio").reach_seeds == "1/2"
     assert "not reached (1/2 seeds)" in markdown(df)
-    assert line(df, "scratch").reach_seeds == ""
+    assert line(df, "scratch-flops").reach_seeds == ""
+
+
+def test_the_spike_of_a_gated_run_is_shown_open_too():
+    rows = grid(("nrio", "full"), range(2))
+    for one in rows:
+        gated = one["variant"] == "full"
+        one["metrics"] |= {"spike": 0.2, "spike_open": 0.3 if gated else 0.2}
+    text = markdown(table(rows))
+    assert "+0.200 (+0.300)" in text and text.count("+0.200") == 2
 
 
 # ---- gaps and failures -------------------------------------------------------------------------
@@ -462,18 +474,114 @@ def test_no_folder_or_no_rows(tmp_path, make):
 
 
 @pytest.mark.parametrize(
-    ("values", "sign", "expected"),
+    ("values", "kind", "expected"),
     [
-        ([-3, -2, -3, -2, -3], -1, "reproduced"),
-        ([3, 2, 3, 2, 3], -1, "not reproduced"),
-        ([3, 2, 3, 2, 3], +1, "reproduced"),
-        ([-3, 2, 3, -2, 1], -1, "inconclusive"),
-        ([-3, -2, -3, -2], -1, "inconclusive (n<5)"),
-        ([-3], -1, "inconclusive (n<5)"),
+        ([-3, -2, -3, -2, -3], "below", "reproduced"),
+        ([3, 2, 3, 2, 3], "below", "not reproduced"),
+        ([3, 2, 3, 2, 3], "above", "reproduced"),
+        ([-3, 2, 3, -2, 1], "below", "inconclusive"),
+        ([-3, -2, -3, -2], "below", "inconclusive (n<5)"),
+        ([-3], "below", "inconclusive (n<5)"),
+        # a lead that is real but smaller than the margin of 5 is no lead
+        ([-3, -2, -3, -2, -3], "not below", "reproduced"),
+        ([-3, -2, -3, -2, -3], "same", "reproduced"),
+        ([-5.1, -4.9, -5, -5.1, -4.9], "not below", "inconclusive"),
+        ([-8, -7, -8, -7, -8], "not below", "not reproduced"),
+        ([-8, -7, -8, -7, -8], "same", "not reproduced"),
+        ([8, 7, 8, 7, 8], "not below", "reproduced"),
+        ([8, 7, 8, 7, 8], "same", "not reproduced"),
+        ([4, -4, 9, -9, 1], "same", "inconclusive"),
     ],
 )
-def test_verdict(values, sign, expected):
-    assert verdict(estimate(dict(enumerate(values))), sign) == expected
+def test_verdict(values, kind, expected):
+    assert verdict(estimate(dict(enumerate(values))), kind, 5.0) == expected
+
+
+def test_equivalence_needs_a_margin():
+    found = estimate(dict(enumerate([0.1, -0.1, 0.2, -0.2, 0.1])))
+    for margin in (0.0, math.nan):
+        assert verdict(found, "same", margin) == "inconclusive (no margin)"
+
+
+def test_one_sided_tests_equal_scipys():
+    values = [0.3, -0.1, 0.2, 0.4, 0.1]
+    found = estimate(dict(enumerate(values)))
+    for test, side in ((p_above, "greater"), (p_below, "less")):
+        expected = stats.ttest_1samp(values, -0.2, alternative=side).pvalue
+        assert test(found, -0.2) == pytest.approx(expected, rel=1e-9)
+    assert math.isnan(p_above(estimate({0: 1.0}), 0))
+    same = estimate({0: 1.0, 1: 1.0})
+    assert (p_above(same, 0), p_above(same, 2), p_below(same, 2)) == (0.0, 1.0, 0.0)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, math.nan, 0.9])[::2] == [1.0, 1.0] and holm([]) == []
+    assert math.isnan(holm([0.5, math.nan])[1])
+
+
+def test_the_margin_is_a_share_of_the_effect_at_that_scale():
+    rows = _claim_rows({"nrio": 0, "full": -0.1, "srio": -0.05, "mrio": -0.06, "lrio": -0.2})
+    assert margin_of(rows) == pytest.approx(0.025, abs=2e-3)
+    text = claims(rows)
+    assert "Margin: 0.02" in text
+    parts = {str(d.part): d for d in decisions(rows) if d.verdict}
+    assert parts["mrio - srio"].verdict == "reproduced"  # better by 0.01, less than the margin
+    assert parts["lrio - srio"].verdict == "not reproduced"
+    assert "No margin" in claims(_claim_rows({"nrio": 0, "srio": 0}))
+
+
+def test_a_verdict_that_does_not_survive_holm_says_so():
+    rows = _claim_rows({"nrio": 0, "nrio-policies": 0, "nrio-convex": 0, "nrio-tiled": 0,
+                        "full": -0.1, "ligo": 0})  # fmt: skip
+    for one in rows:  # nrio-policies - nrio: p = 0.03, one of five deciding comparisons
+        if one["variant"] == "nrio-policies":
+            other = next(r for r in rows if r["variant"] == "nrio" and r["seed"] == one["seed"])
+            delta = (-0.001, -0.002, -0.003, -0.004, -0.0003)[one["seed"]]
+            one["metrics"]["train_loss"] = other["metrics"]["train_loss"] + delta
+    found = next(d for d in decisions(rows) if str(d.part) == "nrio-policies - nrio" and d.verdict)
+    assert found.verdict == "reproduced" and found.p < 0.05 < found.holm
+    assert "reproduced, not after Holm" in claims(rows)
+
+
+def test_rows_from_before_aligned_windows_are_decided_by_validation():
+    rows = _claim_rows({"nrio": 0, "full": -0.1, "ligo": 0.1})
+    for one in rows:
+        if one["variant"] == "ligo":
+            one["tokens"] |= {"operator": 1000, "stage": STAGE_TOKENS - 1000}
+    parts = {str(d.part): d for d in decisions(rows) if d.verdict}
+    assert (parts["full - ligo"].metric, parts["full - nrio"].metric) == ("val", "train")
+    assert "last training batches of ligo are other ones" in claims(rows)
+    for one in rows:
+        one["config"]["train"] = {"first_batch": 8} if one["variant"] == "ligo" else {}
+    parts = {str(d.part): d for d in decisions(rows) if d.verdict}
+    assert parts["full - ligo"].metric == "train" and "other ones" not in claims(rows)
+
+
+def test_c6_attributes_the_gain_where_it_arises():
+    """SRIO worth 0.002 alone and 0.007 on top of the policies: both are said."""
+    offsets = {"nrio": 0, "srio": -0.002, "nrio-policies": -0.012, "full-nogate": -0.019}
+    rows = _claim_rows(offsets)
+    for one in rows:
+        one["metrics"]["train_loss"] = 3.0 + 0.01 * one["seed"] + offsets[one["variant"]]
+    text = claims(rows).split("### C6")[1]
+    assert "11 % where it comes first, 37 % where it comes on top" in text
+    assert "| full-nogate - nrio-policies | train | 5 | -0.0070" in text
+    assert "| full-nogate - nrio-policies - srio + nrio | train | 5 | -0.0050" in text
+
+
+def test_c7_asks_the_second_growth_and_c8_the_report_card():
+    later = [row(v, s, 3, o) for v, o in (("nrio", 0), ("full", -0.1), ("scratch-flops", 0.1))
+             for s in range(5)]  # fmt: skip
+    text = claims(_claim_rows({"nrio": 0, "full": -0.1}) + later)
+    first, second = text.split("## Stage 3")
+    assert "### C7" not in first and "### C7: reproduced" in second
+    rows = _claim_rows({"srio": 0, "srio-rotate-only": 0})
+    for one in rows:
+        value = 0.2 + 0.01 * one["seed"] if one["variant"] == "srio" else 0.1
+        kinds = dict.fromkeys(("attn", "ffn", "embed", "norm"), value)
+        one["report"] = {"gradient_rms_new_to_old": kinds}
+    assert _heading(claims(rows), "C8").endswith(": reproduced")
 
 
 def _heading(text, name):
@@ -514,7 +622,7 @@ def test_claims_state_the_scale():
 
 
 def test_every_claim_of_the_paper_has_contrasts():
-    assert [claim.name for claim in CLAIMS] == ["C1", "C2", "C3", "C4", "C5", "C6"]
+    assert [claim.name for claim in CLAIMS] == [f"C{i}" for i in range(1, 9)]
     assert all(any(part.decides for part in claim.contrasts) for claim in CLAIMS)
 
 
@@ -581,10 +689,12 @@ def test_larger_operators_that_tie_do_not_beat_the_small_one():
     tie = estimate({0: 0.001, 1: -0.001, 2: 0.0005, 3: -0.0004, 4: 0.0001})
     better = estimate({seed: -0.02 - 0.001 * seed for seed in range(5)})
     wide = estimate({0: 0.05, 1: -0.05, 2: 0.02, 3: -0.03, 4: 0.01})
-    assert verdict(tie, +1, 0.01) == "reproduced" and verdict(tie, +1) == "inconclusive"
-    assert verdict(better, +1, 0.01) == "not reproduced"
-    assert verdict(wide, +1, 0.01) == "inconclusive"
-    assert verdict(estimate(dict.fromkeys(range(5), 0.0)), +1) == "identical by construction"
+    assert verdict(tie, "not below", 0.01) == "reproduced"
+    assert verdict(tie, "above") == "inconclusive"
+    assert verdict(better, "not below", 0.01) == "not reproduced"
+    assert verdict(wide, "not below", 0.01) == "inconclusive"
+    zero = estimate(dict.fromkeys(range(5), 0.0))
+    assert verdict(zero, "not below") == "identical by construction"
 
 
 def test_a_row_is_written_with_a_field_or_an_array_per_line(tmp_path):

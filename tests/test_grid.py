@@ -6,21 +6,27 @@ import pytest
 import torch
 
 from errors import UserError
-from grid import MAIN, PRESETS, VARIANTS, expand_grid, parse_seeds
+from grid import MAIN, PRESETS, VARIANTS, expand_grid, fitting, parse_seeds, parse_variant
 from growth.plan import GrowConfig
 from models.gpt import GPTConfig, count_parameters, flops_per_token
 
-# what a variant may change: its budget, its gate, its re-warm-up, the steps learning has paid for
+# what a variant may change: its budget, its gate, its re-warm-up, the steps learning has paid
+# for, its learning rate for new coordinates
 THE_VARIANT = {"steps", "warmup_steps", "save_every", "gate_steps", "rewarm_steps", "d_old"}
+THE_VARIANT |= {"first_batch", "new_lr"}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_variants_of_a_seed_differ_in_nothing_but_the_variant(preset):
-    model, names = PRESETS[preset].model, list(VARIANTS)
+    names, expected = fitting(preset), {"lossless", "lossless-noise"}
+    expected = {} if preset in ("tiny-x2", "pretrained-x2") else expected
+    expected = {"srio-eps1.25"} if preset in ("tiny-x3", "tiny-x4") else expected
+    model = PRESETS[preset].model
     if model.norm == "rmsnorm" and model.tied:
-        names.remove("exact-srio")
+        expected = {*expected, "exact-srio"}
         with pytest.raises(UserError, match="no exact form for RMSNorm with a tied head"):
             expand_grid(preset, ["exact-srio"], [3])
+    assert set(VARIANTS) - set(names) == set(expected)
     runs = expand_grid(preset, names, [3])
     for stage in {run.stage for run in runs} - {0}:
         same_stage = [run for run in runs if run.stage == stage]
@@ -28,6 +34,8 @@ def test_variants_of_a_seed_differ_in_nothing_but_the_variant(preset):
             if key == "model":
                 continue
             assert len({str(run.train[key]) for run in same_stage}) == 1, key
+        if preset.endswith("-stable"):
+            continue  # there grown runs have no warm-up, by name
         warmups = {r.train["warmup_steps"] / r.train["steps"] for r in same_stage}
         assert max(warmups) - min(warmups - {0}) < 0.02 + 1 / 40  # one share of the steps
         if stage == 1:
@@ -86,11 +94,15 @@ def test_paper_protocol():
     assert full.train["last_tokens"] == pytest.approx(20e6, rel=1e-2)
 
 
-def test_main_table_has_the_eight_variants():
-    assert MAIN == (
+def test_main_table_has_the_eight_variants_and_the_papers_comparators():
+    assert set(MAIN) == {
         *("scratch", "scratch-flops", "nrio", "nrio-policies", "srio", "full", "full-nogate"),
-        "zero-pad",
-    )
+        *("zero-pad", "mrio", "lrio", "ligo", "nrio-paid"),
+    }
+    for name in ("tiny", "mini", "paper"):
+        assert PRESETS[name].variants == MAIN
+    for name in ("mini-chain", "paper-chain"):
+        assert {"mrio", "lrio", "srio"} <= set(PRESETS[name].variants)
 
 
 def test_full_is_the_papers_recipe():
@@ -171,9 +183,12 @@ def test_flops_by_hand():
 
 def test_mrio_refuses_what_an_older_age_cannot_do():
     """72 -> 96 after 48 -> 72: the age of width 24 bounds epsilon by sqrt(1 + 24/24)."""
-    expand_grid("mini-chain", ["mrio@epsilon=1.4"], [0])
+    expand_grid("mini-chain", ["mrio-per-age@epsilon=1.4"], [0])
     with pytest.raises(UserError, match="epsilon is 1.5"):
-        expand_grid("mini-chain", ["mrio@epsilon=1.5"], [0])
+        expand_grid("mini-chain", ["mrio-per-age@epsilon=1.5"], [0])
+    expand_grid("mini-chain", ["mrio@epsilon=1.5"], [0])  # its two turns together reach that
+    with pytest.raises(UserError, match="epsilon is 1.75"):  # the first growth: at most 1.732
+        expand_grid("mini-chain", ["mrio@epsilon=1.75"], [0])
     with pytest.raises(UserError, match="2 values"):
         expand_grid("tiny", ["mrio@epsilons=0.1,0.2"], [0])
 
@@ -182,3 +197,48 @@ def test_tables_know_the_place_of_every_variant():
     from analysis.aggregate import ORDER
 
     assert set(ORDER) == {"parent", *VARIANTS}
+
+
+def test_what_paid_for_learning_ends_on_everybodys_batches():
+    """The last window is the same text for all: step i of a learned variant is batch i + paid."""
+    names = ["nrio", "nrio-paid", "ligo", "lrio", "srio-lo"]
+    runs = {run.variant: run for run in expand_grid("tiny", names, [0])}
+    for name in names[1:]:
+        train = runs[name].train
+        assert train["first_batch"] == 25
+        assert train["first_batch"] + train["steps"] == runs["nrio"].train["steps"]
+    assert "first_batch" not in runs["nrio"].train
+    assert runs["nrio-paid"].grow == runs["nrio"].grow
+
+
+def test_growth_in_the_stable_phase():
+    runs = {r.variant: r.train for r in expand_grid("tiny-stable", ["scratch", "nrio"], [0])}
+    assert runs["parent"]["schedule"] == "constant" and runs["parent"]["warmup_steps"] > 0
+    assert runs["nrio"]["schedule"] == "wsd" and runs["nrio"]["warmup_steps"] == 0
+    assert runs["scratch"]["schedule"] == "wsd" and runs["scratch"]["warmup_steps"] > 0
+
+
+def test_restart_overrides():
+    names = ["full@warmup=0.2@gate_share=0.3", "full@warmup=0", "nrio-new-lr@new_lr=3"]
+    long, none, fast = (run.train for run in expand_grid("tiny", names, [0])[1:])
+    assert long["warmup_steps"] == 78 and long["gate_steps"] == 117
+    assert none["warmup_steps"] == 0 and fast["new_lr"] == 3 and fast["d_old"] == 64
+    assert not {"warmup", "gate_share"} & set(long)
+
+
+def test_tuned_settings_give_way_to_the_ones_named():
+    tuned = {"srio": "epsilon=0.75@lr=0.002"}
+    name, variant, train = parse_variant("srio", tuned)
+    assert variant.grow.epsilon == 0.75 and train == {"lr": 0.002}
+    name, variant, train = parse_variant("srio@lr=0.0080", tuned)
+    assert variant.grow.epsilon == 0.75 and train == {"lr": 0.008}
+    assert name == "srio@lr=0.008" and parse_variant("nrio", tuned)[2] == {}
+
+
+def test_ladder_keeps_heads_ratio_and_tokens_per_parameter():
+    for name, preset in PRESETS.items():
+        if name.startswith("ladder-"):
+            old, new = preset.config(0), preset.config(1)
+            assert (old.n_head, new.n_head, new.d_model * 2) == (4, 6, old.d_model * 3)
+            tokens = preset.steps(1) * preset.step_tokens / count_parameters(new)
+            assert tokens == pytest.approx(5, rel=5e-3)

@@ -274,3 +274,24 @@ def test_scales_of_a_doubled_head():
 def test_bad_requests_name_the_remedy(settings, d_new, message):
     with pytest.raises(UserError, match=message):
         grow(trained_like(BASE).state_dict(), BASE, d_new, GrowConfig(**settings))
+
+
+@pytest.mark.parametrize("gamma_new", [0.0, 0.5, 4.0, 16.0])
+@pytest.mark.parametrize("operator", ["pad", "exact-srio"])
+@pytest.mark.parametrize("switches", [*SWITCHES[:3], *SWITCHES[4:7]], ids=str)
+def test_gains_of_silent_coordinates_are_free(operator, switches, gamma_new):
+    cfg = replace(BASE, **switches)
+    settings = GrowConfig(operator=operator, gamma_new=gamma_new, attn="convex", ffn="tiled")
+    if operator == "exact-srio" and cfg.norm == "rmsnorm":
+        with pytest.raises(UserError, match="gamma_new"):
+            error(trained_like(cfg), 12, settings)
+        return
+    assert error(trained_like(cfg), 12, settings) < TOLERANCE
+
+
+def test_gains_are_not_free_where_coordinates_are_not_silent():
+    model = trained_like(BASE)
+    grown = grow(model.state_dict(), BASE, 12, GrowConfig(operator="nrio"))
+    louder = {n: w.clone() for n, w in grown.weights.items()}
+    louder["ln_f.weight"][8:] *= 4
+    assert (logits(louder, grown.cfg) - logits(grown.weights, grown.cfg)).abs().max() > 0.1

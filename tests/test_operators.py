@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import reduce
 from itertools import product
 
 import pytest
@@ -171,6 +172,34 @@ def test_mrio_is_orthogonal_over_any_ages(sizes, epsilon):
     torch.testing.assert_close(R @ R.T, torch.eye(len(R)).double(), atol=1e-12, rtol=0)
 
 
+AGES = st.lists(st.integers(1, 400), min_size=3, max_size=6)
+
+
+@few
+@given(AGES, st.floats(0, 1), st.sampled_from(["row-sum", "block"]))
+def test_mrio_turns_by_one_total_epsilon(sizes, epsilon, reading):
+    """Whatever the number of ages, the new row of R^T sums to epsilon, as SRIO's does."""
+    ages = tuple(sum(sizes[: i + 1]) for i in range(len(sizes)))
+    cfg = GrowConfig("mrio", epsilon=epsilon, epsilon_reading=reading)
+    turns = [givens(t, len(ages), i) for i, t in enumerate(mrio.angles(cfg, ages))]
+    G = reduce(lambda done, turn: turn @ done, turns)
+    root = torch.tensor([float(n) for n in sizes], dtype=torch.float64).sqrt()
+    row = (G.T[-1] * root).sum() / root[-1] if reading == "row-sum" else G[-1, -1]
+    assert row.item() == pytest.approx(epsilon, abs=1e-9)
+
+
+def test_epsilon_per_age_is_another_strength():
+    """The sums that made a common total necessary: 256 -> 384 -> 512 -> 640 at 0.5."""
+    each = GrowConfig("mrio", age_epsilon="each")
+    for ages, total in (((256, 384, 512), 0.026), ((256, 384, 512, 640), -0.406)):
+        assert mrio.total_epsilon(mrio.angles(each, ages), ages) == pytest.approx(total, abs=1e-3)
+    old = tiny(8)
+    one, two = (plan(old, 12, operator="mrio", age_epsilon=a) for a in ("total", "each"))
+    assert torch.equal(mrio.matrix(one), mrio.matrix(two))  # one older age: SRIO
+    with pytest.raises(UserError, match="epsilon is 1.9.* reaches"):
+        mrio.angles(GrowConfig("mrio", epsilon=1.9), (48, 72, 96))
+
+
 def test_mrio_has_one_epsilon_per_age():
     old = tiny(12)
     for i, epsilons in enumerate([(0.3, 1.0), (1.0, 0.3)]):
@@ -296,3 +325,57 @@ def test_sparkling_keeps_the_rms_of_what_is_read():
     before, after = W @ x, wide @ x[torch.arange(96) % 64]
     ratio = after.square().mean().sqrt() / before.square().mean().sqrt()
     assert ratio.item() == pytest.approx(1, abs=0.05)
+
+
+# ---- gains, SZP
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5, 2.0])
+def test_gains_set_the_ratio_and_nothing_else(ratio):
+    old = tiny(8)
+    p = plan(old, 12, operator="gains", gain_ratio=ratio, attn="convex", ffn="tiled")
+    nrio, wide = through(p, "nrio"), through(p)
+    if ratio == 1:
+        assert equal(nrio, wide)
+    for name, spec in p.specs.items():
+        if spec.part != "norm" or spec.is_bias:
+            assert torch.equal(nrio[name], wide[name])
+            continue
+        factor = wide[name] / nrio[name]
+        assert torch.allclose(factor[8:] / factor[0], torch.tensor(ratio).double())
+        assert torch.allclose(factor[:8], factor[0])
+        ones = torch.cat([factor[:8], factor[8:]])
+        assert ones.square().sum().item() == pytest.approx(12)
+
+
+def test_gains_at_srios_ratio_are_srios_gains():
+    """With gains of 1, SRIO's rotation is one point of this family: 0.72 and 1.40 at 64 -> 96."""
+    weights = {n: torch.ones_like(w) for n, w in random_weights(tiny(64)).items()}
+    angle, r = theta(0.5, 64, 96), math.sqrt(2)
+    old, new = math.cos(angle) - math.sin(angle) / r, math.cos(angle) + math.sin(angle) * r
+    assert (old, new) == (pytest.approx(0.724, abs=1e-3), pytest.approx(1.397, abs=1e-3))
+    srio_, gains_ = (
+        through(plan(tiny(64), 96, weights=weights, operator=name, gain_ratio=new / old))
+        for name in ("srio", "gains")
+    )
+    torch.testing.assert_close(srio_["ln_f.weight"], gains_["ln_f.weight"])
+
+
+def test_szp_shrinks_pads_and_perturbs_everything():
+    old = tiny(64, head_dim=16)
+    weights = random_weights(old)
+    p = plan(old, 128, weights=weights, operator="szp", shrink=0.25)
+    silent = through(replace(p, cfg=replace(p.cfg, std=1e-30)))
+    wide = through(p)
+    for name, spec in p.specs.items():
+        w, block = weights[name], tuple(map(slice, weights[name].shape))
+        factor = 1.0 if spec.part == "norm" else 0.25
+        torch.testing.assert_close(silent[name][block], factor * w)
+        fresh = wide[name] - silent[name]
+        if w.ndim == 1:
+            assert not fresh.any()
+            continue
+        fan = 1.0 if spec.part == "embed" else math.sqrt(1 / 2)
+        writers = math.sqrt(1 / (2 * old.n_layer)) if spec.part in ("o", "down") else 1.0
+        for piece in (fresh, fresh[block]):  # the old block too
+            assert piece.std().item() == pytest.approx(0.02 * fan * writers, rel=0.1)

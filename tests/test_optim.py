@@ -12,7 +12,7 @@ from growth.moments import FIRST, SECOND
 from growth.operators.srio import matrix
 from growth.optim import carry
 from growth.plan import GrowConfig
-from growth.rewarm import NewCoordinateWarmup, shapes_before
+from growth.rewarm import NewCoordinates, shapes_before
 from growth.rotation import dense, givens, theta
 from models.gpt import GPT
 from tests.grown import model_of, random_weights, tiny, tokens
@@ -226,7 +226,7 @@ def steps_of(grown, moments, n: int, warm=None, done: int = 0, betas=(0.9, 0.999
     optimizer, model = adam(grown, moments, step=500, betas=betas)
     hooks = None
     if warm:
-        hooks = NewCoordinateWarmup(model, optimizer, shapes_before(grown.cfg, 8), warm, done)
+        hooks = NewCoordinates(model, optimizer, shapes_before(grown.cfg, 8), warm, done)
     for i in range(n):
         optimizer.zero_grad()
         sum((p * (i + 1) * torch.arange(p.numel()).view(p.shape).cos()).sum()

@@ -74,7 +74,7 @@ def test_dry_run_prints_the_papers_budget(monkeypatch, capsys):
     budget.print_budget("paper", preset, runs, 1)
     text = capsys.readouterr().out
     assert "23,988,480" in text and "44,240,256" in text and "884,801,536" in text
-    assert "45 runs" in text and f"{sum(run.tokens for run in runs):,} tokens" in text
+    assert "65 runs" in text and f"{sum(run.tokens for run in runs):,} tokens" in text
 
 
 def test_a_budget_counts_start_evaluation_and_learning():

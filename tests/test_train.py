@@ -157,6 +157,7 @@ def test_summary_and_files(cfg):
         "val_loss": vals[20],
         "val_loss_start": vals[0],
         "spike": None,
+        "spike_open": None,
     }
     assert summary["metrics"]["val_loss"] < summary["metrics"]["val_loss_start"] - 0.05
     assert summary["params"] == count_parameters(MODEL)
@@ -372,6 +373,8 @@ def flag(key: str, value) -> list[str]:
     if isinstance(value, bool):
         head, _, tail = name.rpartition(".")
         return [f"--{head}{'.' if head else ''}{'' if value else 'no-'}{tail}"]
+    if isinstance(value, tuple):
+        return [f"--{name}", *map(str, value)] if value else []
     return [f"--{name}", str(value)]
 
 
@@ -562,6 +565,9 @@ BAD = {
     "tracker": ("mlflow",),
     "gate_steps": (-1, 21),
     "d_old": (-1,),
+    "new_lr": (-1.0, math.nan),
+    "first_batch": (-1, 1.5),
+    "eval_at": ((-1,), (1.5,)),
     "seed": (-1,),
     "data_seed": (-1, 2**63),
     "init": (Path("/nowhere/at/all"),),
@@ -582,6 +588,7 @@ def test_bad_values_are_refused_before_anything_is_written(cfg, name, value):
     [
         ({"gate_steps": 2, "d_old": 8}, "d_old"),
         ({"gate_steps": 2}, "d_old"),
+        ({"new_lr": 2.0}, "d_old"),
         ({"model": replace(MODEL, vocab_size=47)}, "vocab_size"),
         ({"model": replace(MODEL, block_size=4096)}, "windows"),
         ({"model": replace(MODEL, n_layer=10**9)}, "n_layer"),
@@ -752,3 +759,63 @@ def test_rewarm_slows_new_coordinates_alone_and_resumes(cfg, tmp_path):
     assert rewarmed[8:].norm() < 0.3 * plain[8:].norm()
     with pytest.raises(UserError, match="d_old"):
         train(replace(slow, out=tmp_path / "bad", d_old=0))
+
+
+def test_new_coordinates_have_a_learning_rate_of_their_own(cfg, uninterrupted, monkeypatch):
+    """Adam's first update is +-lr: new coordinates move `new_lr` times as far; resumes exactly."""
+    first = replace(cfg, steps=1, warmup_steps=0, d_old=4, weight_decay=0.0, lr=1e-3)
+    start = GPT(MODEL, seed=1).double().state_dict()["h.0.attn.q.weight"]
+    moves = {}
+    for factor in (1.0, 3.0):
+        one = replace(first, new_lr=factor, out=cfg.out.with_name(f"x{factor}"))
+        train(one)
+        moved = checkpoint.load(one.out / "final").model["h.0.attn.q.weight"] - start
+        moves[factor] = moved
+    assert torch.equal(moves[1.0][:4, :4], moves[3.0][:4, :4])
+    new = torch.ones(8, 8, dtype=torch.bool)
+    new[:4, :4] = False
+    torch.testing.assert_close(moves[3.0][new], 3 * moves[1.0][new])
+
+    cfg = replace(cfg, d_old=4, new_lr=2.0)
+    at_batch(monkeypatch, 9, crash)
+    with pytest.raises(RuntimeError):
+        train(cfg)
+    train(cfg)
+    assert result(cfg) == uninterrupted(cfg)
+
+
+def test_a_run_may_start_later_in_the_common_order(cfg):
+    """Its last window is then the same text as that of a run which started at batch 0."""
+    whole = replace(cfg, lr=1e-12)  # nothing is learned: losses are those of the batches
+    train(whole)
+    late = replace(whole, steps=15, first_batch=5, out=cfg.out.with_name("late"), eval_every=5)
+    train(late)
+    losses = [[row["loss"] for row in rows(c) if "loss" in row] for c in (whole, late)]
+    assert losses[1] == pytest.approx(losses[0][5:], abs=1e-9)
+    assert losses[1] != pytest.approx(losses[0][:15], abs=1e-3)
+    final = [json.loads((c.out / "done.json").read_text())["metrics"] for c in (whole, late)]
+    assert final[0]["train_loss"] == pytest.approx(final[1]["train_loss"], abs=1e-9)
+    assert json.loads((late.out / "config.json").read_text())["config"]["first_batch"] == 5
+
+
+def test_further_evaluations_change_nothing_but_the_curve(cfg):
+    often = replace(cfg, eval_at=(1, 7), out=cfg.out.with_name("often"))
+    plain, extra = train(cfg), train(often)
+    assert extra["curve"]["val_tokens"] == [128 * s for s in (0, 1, 6, 7, 12, 18, 20)]
+    assert extra["metrics"] == plain["metrics"]
+
+
+def test_the_spike_is_also_measured_with_the_gate_open(cfg, tmp_path):
+    parent = train(cfg)
+    from growth.child import grow_checkpoint
+    from growth.plan import GrowConfig
+
+    child = tmp_path / "child"
+    grow_checkpoint(cfg.out / "final", child, 12, GrowConfig("srio", ffn="tiled"))
+    base = replace(cfg, init=child, steps=3, warmup_steps=0, d_old=8)
+    gated, plain = (
+        train(replace(base, gate_steps=steps, out=tmp_path / str(steps)))["metrics"]
+        for steps in (2, 0)
+    )
+    assert gated["spike_open"] == plain["spike"] == plain["spike_open"] != gated["spike"]
+    assert plain["val_loss_start"] - plain["spike"] == parent["metrics"]["val_loss"]

@@ -29,6 +29,7 @@ class TrainConfig:
     model: GPTConfig = field(default_factory=GPTConfig)
     seed: Seed = 0  # initialisation only
     data_seed: Seed = 0  # order of the training windows
+    first_batch: Annotated[int, Range(0, 10**12)] = 0  # of the first update, in that order
     steps: Annotated[int, Range(1, 10**8 - 1)] = 1000
     batch_size: Annotated[int, Range(1, 10**12)] = 32  # sequences per step, over all processes
     micro_batch: Annotated[int, Range(0, 10**9)] = 0  # per forward; 0: a process's share at once
@@ -43,6 +44,7 @@ class TrainConfig:
     adam_eps: Annotated[float, Range(1e-30, 1.0)] = 1e-8
     clip: Annotated[float, Range(0.0, 1e9)] = 1.0  # largest global gradient norm; 0: no clipping
     eval_every: Annotated[int, Range(1, 10**12)] = 100  # also before the first step, after the last
+    eval_at: tuple[int, ...] = ()  # further steps to evaluate after
     eval_tokens: Annotated[int, Range(1, 10**12)] = 65_536
     save_every: Count = 200
     keep: Count = 2  # step checkpoints kept while running
@@ -55,7 +57,8 @@ class TrainConfig:
     tracker: Literal["", "tensorboard", "wandb"] = ""
     gate_steps: Annotated[int, Range(0)] = 0  # length of the warm-up gate after growth
     rewarm_steps: Annotated[int, Range(0, 10**8)] = 0  # warm-up of new coordinates' updates alone
-    d_old: Annotated[int, Range(0, 10**9)] = 0  # width before growth, for gate and rewarm
+    new_lr: Annotated[float, Range(0.0, 1e4)] = 1.0  # of new coordinates, relative to the old ones'
+    d_old: Annotated[int, Range(0, 10**9)] = 0  # width before growth, for gate, rewarm, new_lr
     run_id: str = ""  # name of the run in lineages; default: name of the run folder
 
 
@@ -70,6 +73,7 @@ class State:
 
     step: int = 0  # updates done
     evaluated: int = -1  # step of the latest evaluation
+    open_loss: float | None = None  # validation loss before step 0 with the gate open
     first_loss: float | None = None
     ema: float | None = None  # of the training loss
     metrics_bytes: int = 0  # length of metrics.jsonl
@@ -169,6 +173,7 @@ def identify(
     identity = {k: v for k, v in asdict(cfg).items() if k not in FREE}
     identity |= {"model": model_cfg.as_dict(), "data": corpus.manifest_hash}
     identity |= {key: getattr(place, key) for key in ("dtype", "matmul", "compile")}
+    identity["eval_at"] = list(cfg.eval_at)  # as JSON has it
     identity["init"] = init.hash if init else None
     identity["init_optimizer"] = init.optimizer_hash if init else None
     return identity
@@ -192,6 +197,8 @@ def settled(cfg: TrainConfig) -> TrainConfig:
         )
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", cfg.device):
         raise UserError(f"device is {cfg.device!r}; choose auto, cpu, cuda or cuda:N")
+    if any(type(step) is not int or not 0 <= step for step in cfg.eval_at):
+        raise UserError(f"eval_at is {cfg.eval_at!r}; it must be steps, whole numbers >= 0")
     return cfg
 
 
@@ -214,9 +221,10 @@ def check_fit(cfg: TrainConfig, model_cfg: GPTConfig, corpus: Corpus, place: Pla
             f"batch_size {cfg.batch_size} does not divide among {place.size} processes; "
             f"use a multiple of {place.size}"
         )
-    if (cfg.gate_steps or cfg.rewarm_steps) and not 0 < cfg.d_old < model_cfg.d_model:
+    apart = cfg.gate_steps or cfg.rewarm_steps or cfg.new_lr != 1
+    if apart and not 0 < cfg.d_old < model_cfg.d_model:
         raise UserError(
-            f"d_old is {cfg.d_old}; with gate_steps or rewarm_steps it must be in "
+            f"d_old is {cfg.d_old}; with gate_steps, rewarm_steps or new_lr it must be in "
             f"1..{model_cfg.d_model - 1}, the width before growth"
         )
     if model_cfg.n_layer > 1000:

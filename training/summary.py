@@ -58,7 +58,7 @@ def summarize(run: Setup, state: State, reason: str | None, rows: list[dict]) ->
         "parent": run.origin.parent,
         "params": count_parameters(run.model.cfg),
         "d_model": run.model.cfg.d_model,
-        "metrics": metrics(run, reason is None, losses, vals),
+        "metrics": metrics(run, reason is None, losses, vals, state.open_loss),
         "tokens": run.origin.split("tokens", tokens),
         # evaluation is not training: told apart, in no total
         "flops": run.origin.split("flops", flops) | {"evaluation": state.eval_tokens * forward},
@@ -72,11 +72,14 @@ def summarize(run: Setup, state: State, reason: str | None, rows: list[dict]) ->
     }
 
 
-def metrics(run: Setup, ok: bool, losses: list[tuple], vals: list[tuple]) -> dict:
+def metrics(
+    run: Setup, ok: bool, losses: list[tuple], vals: list[tuple], open_loss: float | None
+) -> dict:
     """The numbers a comparison reads; None where a diverged run has none.
 
     train_loss: mean over the last cfg.last_tokens training tokens (whole steps); spike: loss right
-    after growth minus the parent's final loss, where both were measured on the same corpus.
+    after growth minus the parent's final loss, where both were measured on the same corpus;
+    spike_open: the same with the warm-up gate open (alpha 1): what growth itself did.
     """
     window = max(1, round(run.cfg.last_tokens / run.tokens_per_step)) * run.tokens_per_step
     parent, start = run.origin.parent or {}, dict(vals).get(0)
@@ -86,8 +89,13 @@ def metrics(run: Setup, ok: bool, losses: list[tuple], vals: list[tuple]) -> dic
         "train_loss": mean([v for t, v in losses if t > losses[-1][0] - window]) if ok else None,
         "val_loss": vals[-1][1] if ok else None,
         "val_loss_start": start,
-        "spike": None if before is None or start is None else start - before,
+        "spike": difference(start, before),
+        "spike_open": difference(start if open_loss is None else open_loss, before),
     }
+
+
+def difference(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b
 
 
 def lineage_entry(run: Setup, summary: dict) -> dict:

@@ -57,6 +57,11 @@ def check(plan: Plan) -> None:
             "method exact-srio needs a model whose norms all read the stream (Pre-LN); in this one "
             "some write it: use method lossless with a whole factor"
         )
+    if plan.arch.norm == "rmsnorm" and plan.cfg.gamma_new != 1:
+        raise UserError(
+            f"gamma_new is {plan.cfg.gamma_new}, but under RMSNorm exact-srio rotates what the "
+            f"norm puts out, so all gains must be equal; use 1, or method pad"
+        )
     if plan.arch.norm == "rmsnorm" and plan.tied:
         raise UserError(
             "method exact-srio has no exact form for RMSNorm with a tied head (the last gain "

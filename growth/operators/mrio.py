@@ -2,19 +2,26 @@
 lives in their span.
 
     mrio     static: one Givens rotation per older age i, in the plane (u_i, u_new), whose angle is
-             the closed form for that age alone: theta(epsilon_i, n_i, n_i + n_new)
-             (growth/rotation.py)
+             the closed form for that age alone, theta(e, n_i, n_i + n_new) (growth/rotation.py)
     mrio-lo  per side exp(A) G, A skew (k+1 x k+1), learned; starts at the static G
 
-Every angle is exact in its own plane; composed, the new row of R^T sums to less than epsilon (SRIO:
-epsilon itself), so at one epsilon MRIO turns further than SRIO, and epsilon = 0 does not make it
-exact. With one older age it is SRIO, bit for bit. Ages come from the checkpoint's lineage
-(plan.ages).
+Composed, the new row of R^T sums to less than each turn's own e (at e = 0.5: 0.026, -0.41, -0.88
+after two, three, four turns), so MRIO at e = epsilon would compare strength with SRIO, not size.
+`age_epsilon`:
+
+    total    e is common to all turns and solved for, so that the new row of R^T sums to epsilon, as
+             SRIO's does
+    each     e = epsilon for every turn; `epsilons` gives each age its own
+
+epsilon = 0 does not make it exact. With one older age it is SRIO, bit for bit. Ages come from the
+checkpoint's lineage (plan.ages).
 """
 
+import math
 from functools import reduce
 
 import torch
+from scipy.optimize import brentq
 
 from errors import UserError
 from growth.moments import rotated, unless_folded
@@ -40,18 +47,64 @@ def matrix(plan: Plan) -> torch.Tensor:
 
 def angles(cfg: GrowConfig, ages: tuple[int, ...]) -> list[float]:
     """The angle (radians) of every older age, oldest first; UserError where an epsilon has none."""
-    sizes = [b - a for a, b in zip((0, *ages), ages, strict=False)]
-    n_older, given, n_new = len(ages) - 1, cfg.epsilons, sizes[-1]
+    n_older, given = len(ages) - 1, cfg.epsilons
     if given and len(given) != n_older:
         raise UserError(
             f"epsilons has {len(given)} values but this model has {n_older} older ages, of widths "
             f"{', '.join(map(str, ages[:-1]))}; give {n_older}, or none to use epsilon"
         )
-    each = given or (cfg.epsilon,) * n_older
-    return [
-        theta(epsilon, n, n + n_new, cfg.epsilon_reading)
-        for n, epsilon in zip(sizes, each, strict=False)
-    ]
+    if n_older > 1 and not given and cfg.age_epsilon == "total":
+        given = (common_epsilon(cfg, ages),) * n_older
+    return turn_angles(given or (cfg.epsilon,) * n_older, cfg, ages)
+
+
+def turn_angles(each, cfg: GrowConfig, ages: tuple[int, ...]) -> list[float]:
+    """theta of every older age for its own epsilon in `each`."""
+    *older, n_new = sizes_of(ages)
+    pairs = zip(older, each, strict=True)
+    return [theta(epsilon, n, n + n_new, cfg.epsilon_reading) for n, epsilon in pairs]
+
+
+def sizes_of(ages: tuple[int, ...]) -> list[int]:
+    """How many coordinates each age added."""
+    return [b - a for a, b in zip((0, *ages), ages, strict=False)]
+
+
+def total_epsilon(turns: list[float], ages: tuple[int, ...], reading: str = "row-sum") -> float:
+    """The gain of the new block after the turns t_0 .. t_(k-1) of the older ages. row-sum: what the
+    new row of R^T sums to, f_0 of f_k = 1, f_i = cos(t_i) f_(i+1) - sqrt(n_i / n_new) sin(t_i);
+    block: the product of the cosines."""
+    *older, n_new = sizes_of(ages)
+    total = 1.0
+    for angle, n in zip(reversed(turns), reversed(older), strict=True):
+        total *= math.cos(angle)
+        if reading == "row-sum":
+            total -= math.sqrt(n / n_new) * math.sin(angle)
+    return total
+
+
+def common_epsilon(cfg: GrowConfig, ages: tuple[int, ...]) -> float:
+    """The e of every turn for which all of them together have the gain cfg.epsilon, by Brent's
+    method between epsilon itself (too far) and 1 (no turn)."""
+    *older, n_new = sizes_of(ages)
+    bound = 1.0 if cfg.epsilon_reading == "block" else math.sqrt(1 + min(older) / n_new)
+
+    def excess(e: float) -> float:
+        turns = turn_angles((e,) * len(older), cfg, ages)
+        return total_epsilon(turns, ages, cfg.epsilon_reading) - cfg.epsilon
+
+    ends = sorted((min(max(cfg.epsilon, -bound), bound), 1.0))
+    low, high = map(excess, ends)
+    for end, rest in zip(ends, (low, high), strict=True):
+        if abs(rest) < 1e-12:  # rounding may put it on the wrong side of 0
+            return end
+    if not low < 0 < high:
+        raise UserError(
+            f"epsilon is {cfg.epsilon}; one turn for each of the widths "
+            f"{', '.join(map(str, ages[:-1]))} reaches {low + cfg.epsilon:.6g} to "
+            f"{high + cfg.epsilon:.6g} together; choose one of these, or age_epsilon each"
+        )
+    return brentq(excess, *ends, xtol=1e-15)
 
 
 def turn_params(plan: Plan) -> dict[str, torch.Tensor]:

@@ -6,7 +6,9 @@ mean it always did and leaves 0 on them; its variance shrinks by d_old / d_new:
     x' = s [x; mean(x)]     gamma' = gamma sqrt(d_old/d_new)     epsilon' = epsilon s^2 d_old/d_new
 
 Writers' new rows are the mean of their old rows. Readers' new columns meet 0 and are free, and so
-are the rows of new heads and neurons, whose outgoing columns are 0: no two units need be alike.
+are the rows of new heads and neurons, whose outgoing columns are 0: no two units need be alike. The
+new gains multiply 0 as well: gamma_new (before the common factor) is free and sets how fast the new
+coordinates learn.
 RMSNorm: the same with 0 in place of the mean; so do norms that write the stream (Gemma 2, OLMo 2),
 gamma' = s gamma sqrt(d_old/d_new). Wider heads: old coordinates first in each head, new
 rows of k are 0, q and k grow by (hd_new/hd_old)^(1/4). RoPE's frequencies theta^(-2j/hd) stay where
@@ -103,7 +105,7 @@ def pad_norm(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
     if spec.is_bias:
         new = w.mean() if spec.writes_stream else w.new_zeros(())
     else:
-        new = w.new_ones(())
+        new = w.new_tensor(plan.cfg.gamma_new)
     wide = torch.cat([w, new.expand(plan.d_new - plan.d_old)])
     if not spec.is_bias:
         wide *= math.sqrt(plan.d_old / plan.d_new)
