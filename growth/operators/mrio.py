@@ -18,8 +18,9 @@ checkpoint's lineage (plan.ages).
 """
 
 import math
-from functools import reduce
+from functools import cache, reduce
 
+import numpy as np
 import torch
 from scipy.optimize import brentq
 
@@ -83,28 +84,29 @@ def total_epsilon(turns: list[float], ages: tuple[int, ...], reading: str = "row
     return total
 
 
+@cache
 def common_epsilon(cfg: GrowConfig, ages: tuple[int, ...]) -> float:
-    """The e of every turn for which all of them together have the gain cfg.epsilon, by Brent's
-    method between epsilon itself (too far) and 1 (no turn)."""
+    """The e of every turn for which all of them together have the gain cfg.epsilon: of several, the
+    one nearest to 1 (no turn). Bracketed on a grid, then by Brent's method."""
     *older, n_new = sizes_of(ages)
     bound = 1.0 if cfg.epsilon_reading == "block" else math.sqrt(1 + min(older) / n_new)
 
-    def excess(e: float) -> float:
+    def total(e: float) -> float:
         turns = turn_angles((e,) * len(older), cfg, ages)
-        return total_epsilon(turns, ages, cfg.epsilon_reading) - cfg.epsilon
+        return total_epsilon(turns, ages, cfg.epsilon_reading)
 
-    ends = sorted((min(max(cfg.epsilon, -bound), bound), 1.0))
-    low, high = map(excess, ends)
-    for end, rest in zip(ends, (low, high), strict=True):
-        if abs(rest) < 1e-12:  # rounding may put it on the wrong side of 0
-            return end
-    if not low < 0 < high:
-        raise UserError(
-            f"epsilon is {cfg.epsilon}; one turn for each of the widths "
-            f"{', '.join(map(str, ages[:-1]))} reaches {low + cfg.epsilon:.6g} to "
-            f"{high + cfg.epsilon:.6g} together; choose one of these, or age_epsilon each"
-        )
-    return brentq(excess, *ends, xtol=1e-15)
+    grid = np.linspace(1.0, bound if cfg.epsilon > 1 else -bound, 401).tolist()
+    reached = [total(e) for e in grid]
+    for i, (e, value) in enumerate(zip(grid, reached, strict=True)):
+        if abs(value - cfg.epsilon) < 1e-12:
+            return e
+        if i and (reached[i - 1] - cfg.epsilon) * (value - cfg.epsilon) < 0:
+            return brentq(lambda x: total(x) - cfg.epsilon, grid[i - 1], e, xtol=1e-15)
+    raise UserError(
+        f"epsilon is {cfg.epsilon}; one turn for each of the widths "
+        f"{', '.join(map(str, ages[:-1]))} reaches {min(reached):.6g} to {max(reached):.6g} "
+        f"together; choose one of these, or age_epsilon each"
+    )
 
 
 def turn_params(plan: Plan) -> dict[str, torch.Tensor]:
