@@ -89,7 +89,9 @@ def common_epsilon(cfg: GrowConfig, ages: tuple[int, ...]) -> float:
     """The e of every turn for which all of them together have the gain cfg.epsilon: of several, the
     one nearest to 1 (no turn). Bracketed on a grid, then by Brent's method."""
     *older, n_new = sizes_of(ages)
-    bound = 1.0 if cfg.epsilon_reading == "block" else math.sqrt(1 + min(older) / n_new)
+    bound = math.hypot(1.0, math.sqrt(min(older) / n_new))  # theta's own
+    if cfg.epsilon_reading == "block":
+        bound = 1.0
 
     def total(e: float) -> float:
         turns = turn_angles((e,) * len(older), cfg, ages)
