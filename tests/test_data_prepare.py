@@ -369,6 +369,15 @@ def test_the_faster_of_two_preparations_wins(config, monkeypatch):
     Corpus(config.out, verify="hash")
 
 
+def test_what_a_folder_leaves_out_is_told_and_recorded(config, tmp_path, capsys):
+    (tmp_path / "more").mkdir()
+    write_jsonl(tmp_path / "more" / "a.jsonl", texts())
+    (tmp_path / "more" / "b.png").write_bytes(b"")
+    out = prepare(changed(config, source=f"file:{tmp_path / 'more'}"))
+    assert "; not read: 1 .png;" in capsys.readouterr().out
+    assert Corpus(out).manifest["skipped"]["left_out"] == {".png": 1}
+
+
 @pytest.mark.parametrize("force", ["--no-force", "--force"])
 def test_two_processes_at_once_both_succeed(config, force):
     prepare(config) if force == "--force" else None

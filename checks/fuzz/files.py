@@ -2,6 +2,7 @@
 settings. Where a file still means something after the damage, the run that follows must be right.
 """
 
+import gzip
 import json
 import os
 import shutil
@@ -296,6 +297,13 @@ TEXTS = (  # file name, content
     ("no.parquet", b"PAR1 this is none PAR1"),
     ("empty.parquet", b""),
     ("magic.parquet", b"PAR1" + b"\xff" * 400 + b"PAR1"),
+    ("list.json", b"[1, 2]\n"),
+    ("cut.json", b'[{"text": "good"}, {"te'),
+    ("deep.json", b"[" * 200_000),
+    ("null.json", b'[{"text": null}]'),
+    ("cut.txt.gz", gzip.compress(b"word " * 4000)[:-30]),
+    ("none.jsonl.zst", b"\x28\xb5\x2f\xfd nothing"),
+    ("zip.txt", b"PK\x03\x04" + bytes(60)),
     ("length.parquet", b"PAR1" + b"\0" * 40 + (2**31 - 1).to_bytes(4, "little") + b"PAR1"),
 )
 
