@@ -608,6 +608,16 @@ def test_missing_tracker_names_the_pip_command(cfg, monkeypatch):
     assert not cfg.out.exists()
 
 
+@pytest.mark.parametrize("name", ["wandb", "tensorboard"])
+def test_a_folder_named_like_a_tracker_is_none(cfg, tmp_path, monkeypatch, name):
+    for module in [m for m in sys.modules if name in m.split(".")]:
+        monkeypatch.delitem(sys.modules, module)
+    (tmp_path / "here" / name).mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    with pytest.raises(UserError, match=f"pip install {name}"):
+        train(replace(cfg, tracker=name))
+
+
 def test_tensorboard_gets_every_row(cfg, monkeypatch):
     sent, package = [], ModuleType("tensorboard")
     package.__spec__ = ModuleSpec("tensorboard", None)

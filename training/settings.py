@@ -1,6 +1,6 @@
 """What defines a run: its settings, their allowed ranges, where it starts, and its loop state."""
 
-import importlib.util
+import importlib
 import os
 import re
 from dataclasses import asdict, dataclass, field, replace
@@ -190,16 +190,27 @@ def settled(cfg: TrainConfig) -> TrainConfig:
             raise UserError(
                 f"{name} is {getattr(cfg, name)}; with {cfg.steps} steps it must be in 0..{last}"
             )
-    if cfg.tracker and importlib.util.find_spec(cfg.tracker) is None:
-        raise UserError(
-            f"tracker {cfg.tracker} is not installed here; run: pip install {cfg.tracker} "
-            f"(or leave it out)"
-        )
+    if cfg.tracker:
+        check_tracker(cfg.tracker)
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", cfg.device):
         raise UserError(f"device is {cfg.device!r}; choose auto, cpu, cuda or cuda:N")
     if any(type(step) is not int or not 0 <= step for step in cfg.eval_at):
         raise UserError(f"eval_at is {cfg.eval_at!r}; it must be steps, whole numbers >= 0")
     return cfg
+
+
+def check_tracker(name: str) -> None:
+    """UserError where the tracker cannot be used: a mere folder of its name imports as well."""
+    module, needed = {
+        "tensorboard": ("torch.utils.tensorboard", "SummaryWriter"),
+        "wandb": ("wandb", "init"),
+    }[name]
+    try:
+        getattr(importlib.import_module(module), needed)
+    except (ImportError, AttributeError):
+        raise UserError(
+            f"tracker {name} is not installed here; run: pip install {name} (or leave it out)"
+        ) from None
 
 
 def check_fit(cfg: TrainConfig, model_cfg: GPTConfig, corpus: Corpus, place: Place) -> None:

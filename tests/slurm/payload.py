@@ -39,6 +39,8 @@ def run(out: str, run_id: str, spec: dict) -> None:
     try:
         while step < spec.get("steps", 3):
             time.sleep(spec.get("sleep", 0.05))
+            if step == spec.get("hold"):
+                _hold(folder, caught)
             step += 1
             write_json(folder / "count.json", {"step": step, "starts": starts})
             if caught:
@@ -47,6 +49,14 @@ def run(out: str, run_id: str, spec: dict) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     write_json(folder / "done.json", {"step": step, "starts": starts, "spec": spec})
+
+
+def _hold(folder: Path, caught: list[int]) -> None:
+    """A step that takes until the file `go` is there; `caught` tells when a signal has come."""
+    while not (folder / "go").exists():
+        if caught:
+            (folder / "caught").touch()
+        time.sleep(0.02)
 
 
 def _load(folder: Path) -> tuple[int, list[dict]]:

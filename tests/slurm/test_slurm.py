@@ -105,7 +105,7 @@ def test_queued_run_uses_the_code_of_its_submission(grid, tmp_path, monkeypatch)
 
 
 def copy_sources(root: Path) -> None:
-    for name in ("errors.py", "cluster", "tests/slurm"):
+    for name in ("errors.py", "files.py", "provenance.py", "cluster", "tests/slurm"):
         copy = shutil.copytree if (provenance.ROOT / name).is_dir() else shutil.copy
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         copy(provenance.ROOT / name, root / name)
