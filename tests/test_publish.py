@@ -44,15 +44,13 @@ def refused(root: Path, out: Path, message: str) -> None:
 
 def test_rows_tables_and_pictures_are_published(root, tmp_path, capsys):
     rows = grid()
-    rows[0]["command"] = (
-        "python run_ablations.py --out '/home/me/my runs/x' --corpora=/data/corpora"
-    )
+    rows[0]["command"] = "python a.py --out '/home/me/my runs/x' --corpora=/data/corpora"
     publish(write(rows, tmp_path / "x"))
     assert {path.name for path in (root / "results" / "x").iterdir()} == WRITTEN
     found = load_rows(root / "results" / "x")
     assert {r["run_id"] for r in found} == {r["run_id"] for r in rows}
     command = next(r for r in found if r["run_id"] == rows[0]["run_id"])["command"]
-    assert command == "python run_ablations.py --out runs/x --corpora corpora"
+    assert command == "python a.py --out runs/x --corpora corpora"
     assert len(list((root / "figures" / "x").glob("*.png"))) == 2
     assert "Δ val" in capsys.readouterr().out
     summarize(root / "results" / "x", allow_missing=True)  # what `make figures` does
