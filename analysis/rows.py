@@ -79,7 +79,10 @@ def load_rows(folder: Path) -> list[dict]:
     folder = Path(folder)
     found = [file for file in sorted(_row_folder(folder).glob("[!.]*.json")) if file.is_file()]
     if not found:
-        raise UserError(f"no rows (*.json) in {_row_folder(folder)}; run run_ablations.py first")
+        raise UserError(
+            f"no rows (*.json) in {_row_folder(folder)}: no run has ended there yet; "
+            "run_ablations.py --status says how far they are"
+        )
     rows = [read_row(file) for file in found]
     seen: dict[tuple, Path] = {}
     for file, row in zip(found, rows, strict=True):

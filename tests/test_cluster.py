@@ -186,9 +186,10 @@ def test_snapshot_holds_the_program_and_its_version(tmp_path):
     assert printed.strip() == str(provenance.code_version())
 
 
-def test_snapshot_without_git_leaves_out_hidden_folders_and_outputs(tmp_path, monkeypatch):
+def test_snapshot_copies_the_program_s_folders_and_no_others(tmp_path, monkeypatch):
     root = tmp_path / "program"
-    for name in ("a.py", "models/b.py", "models/c.txt", ".venv/d.py", "runs/code/e.py"):
+    others = ("venv/lib/f.py", "env/g.py", "scratch/h.py", ".hidden.d/i.py")
+    for name in ("a.py", "models/b.py", "models/c.txt", ".venv/d.py", "runs/code/e.py", *others):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("")
     for module in (cluster.code, provenance):
@@ -197,6 +198,55 @@ def test_snapshot_without_git_leaves_out_hidden_folders_and_outputs(tmp_path, mo
     copied = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert copied == {"a.py", "models/b.py", "snapshot.json"}
     assert provenance.code_version() == {"commit": None, "dirty": True}
+
+
+def test_all_that_a_run_may_import_is_copied():
+    """Every folder of the repository with code in it, but for benchmarks, which no run imports."""
+    folders = {path.parent.name for path in ROOT.glob("*/*.py")} - {"bench"}
+    assert folders == set(cluster.code.PACKAGES)
+
+
+def test_a_colon_in_the_folder_s_name_is_no_obstacle(tmp_path):
+    out = tmp_path / "2026-11-30T10:00"  # PYTHONPATH has no way to write it
+    here = Path.cwd()
+    states = run(out, Job("parent"), Job("child", needs=("parent",)))
+    assert {s.state for s in states.values()} == {"done"}, states
+    code = Path(count(out, "parent")["starts"][0]["file"])
+    assert code.is_relative_to(out / "code") and Path.cwd() == here
+
+
+def test_a_colon_reaches_slurm_s_jobs_too(tmp_path, pretend_slurm, monkeypatch):
+    out = tmp_path / "10:00 o'clock"
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    cluster.submit_slurm(out, [Job("run")], SlurmConfig(), lambda run_id: False)
+    text = next((out / "jobs" / "slurm").glob("*_submission.sh")).read_text()
+    code = next(path for path in (out / "code").iterdir())
+    lines = [line for line in text.splitlines() if line.startswith(("cd ", "export PYTHON"))]
+    script = "; ".join([*lines, "cd -P .; pwd; echo $PYTHONPATH"])
+    place, path = subprocess.check_output(["bash", "-c", script], text=True).splitlines()
+    assert place == str(code.parent) and path == f"{code.name}:{Path.cwd() / 'mine'}"
+
+
+def test_a_start_up_failure_is_reported_by_its_own_last_line(tmp_path, monkeypatch):
+    snapshot = cluster.local.snapshot
+    monkeypatch.setattr(cluster.local, "snapshot", lambda out: broken(snapshot(out)))
+    state = run(tmp_path / "out", Job("run"))["run"]
+    assert state.state == "failed" and Path(state.log).exists()
+    assert state.reason == "did not start: ImportError: libcuda.so.1 is missing"
+
+
+def broken(code: Path) -> Path:
+    (code / "cluster" / "job.py").write_text("raise ImportError('libcuda.so.1 is missing')")
+    return code
+
+
+def test_a_run_that_ended_without_a_result_names_what_leaves_that_state(tmp_path):
+    path = job.state_file(tmp_path, "run")
+    cluster.job.files.write_json(path, {"state": "done", "log": "a.log"})
+    state = job.outcome(tmp_path, "run", lambda run_id: False)
+    assert state.state == "failed" and state.log == "a.log"
+    for place in (tmp_path / "runs" / "run", tmp_path / "rows" / "run.json"):
+        assert str(place) in state.reason
 
 
 # ---- options
