@@ -77,7 +77,7 @@ def load_rows(folder: Path) -> list[dict]:
     Raises UserError naming the file when a row is unreadable, too large, or not a whole row.
     """
     folder = Path(folder)
-    found = [file for file in sorted(_row_folder(folder).glob("[!.]*.json")) if file.is_file()]
+    found = sorted(_row_folder(folder).glob("[!.]*.json"))
     if not found:
         raise UserError(
             f"no rows (*.json) in {_row_folder(folder)}: no run has ended there yet; "

@@ -3,11 +3,12 @@
     python -m checks.crash --kills 200
 
 One chain is what a user runs: prepare a corpus, train a parent, grow it, train the child, write two
-result rows (preset smoke of grid.py, with a small text of its own). A chain is killed, checked,
-started again, killed again, ..., until it gets through; then the next chain begins. The moments are
-random: any time since the start, or right before a file operation (of a random kind: shards,
-checkpoint, growth, row, log), or within milliseconds after it, in the middle of the writing. An
-audit hook of Python tells of the operations: no code under test is changed.
+result rows (preset smoke of grid.py, with a small text of its own), publish them with their table.
+A chain is killed, checked, started again, killed again, ..., until it gets through; then the next
+chain begins. The moments are random: any time since the start, or right before a file operation (of
+a random kind: shards, checkpoint, growth, row, published, log), or within milliseconds after it, in
+the middle of the writing. An audit hook of Python tells of the operations: no code under test is
+changed.
 
 After every kill, whatever has a real name must be whole (a corpus, a checkpoint, a row, a summary)
 and no saved step may be lost. At the end of a chain, weights and Adam moments must have the
@@ -29,11 +30,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pandas as pd
 import torch
 from tqdm import tqdm
 
 import checkpoint
 import files
+from analysis import publish
+from analysis.rows import load_rows
 from cluster.execute import execute
 from data.prepare import PrepareConfig, prepare
 from data.shards import Corpus
@@ -51,6 +55,7 @@ KINDS = {  # what a chain is writing, by the folder it writes to
     "checkpoint": "a checkpoint: saving, replacing, deleting",
     "growth": "the grown checkpoint",
     "row": "a result row",
+    "published": "published rows, tables and pictures",
     "log": "metrics, progress, config, summary",
     "compute": "nothing: importing, training, evaluating, growing",
 }
@@ -130,6 +135,9 @@ def main() -> None:
 
 def preload() -> None:
     """Import here, once, what every life would import again (torch loads its compiler late)."""
+    import analysis.pretrained  # noqa: F401
+    import figures.loss_curves  # noqa: F401
+    import figures.loss_table  # noqa: F401
     import growth.child  # noqa: F401
     import train  # noqa: F401
 
@@ -149,6 +157,8 @@ def chain(folder: Path) -> None:
         spec = {"preset": "smoke", "data": str(data), "command": "crash.py"}
         spec |= {"code": {"commit": None, "dirty": False}, "run": asdict(run)}
         execute(str(folder), run.run_id, spec)
+    publish.ROOT = folder / "published"  # instead of the repository
+    publish.publish(folder)
 
 
 def write_texts(folder: Path, seed: int) -> None:
@@ -172,8 +182,13 @@ def results(folder: Path) -> dict:
             "metrics": [without_clock(json.loads(line)) for line in metrics],
             "summary": read(folder / "runs" / run / "done.json"),
             "row": read(folder / "rows" / f"{run}.json"),
+            "published": read(published(folder) / "rows" / f"{run}.json"),
         }
     return found
+
+
+def published(folder: Path) -> Path:
+    return folder / "published" / "results" / folder.name
 
 
 def read(path: Path) -> dict:
@@ -352,6 +367,7 @@ def kind_of(folder: Path, path: str) -> str | None:
     if len(parts) < 2:
         return None
     kinds = {"corpora": "shards", "grown": "growth", "rows": "row", "runs": "log"}
+    kinds |= {"published": "published"}
     if parts[0] == "runs" and any(word in part for word in ("step_", "final") for part in parts):
         return "checkpoint"
     return kinds.get(parts[0])
@@ -385,6 +401,9 @@ def check_killed(folder: Path, reference: Reference, newest: dict[str, int]) -> 
     data = folder / "corpora" / "texts"
     if data.exists():
         attempt("corpus", lambda: Corpus(data, verify="hash"))
+    if published(folder).exists():
+        attempt("table", lambda: pd.read_csv(published(folder) / "table.csv"))
+        attempt("published rows", lambda: load_rows(published(folder)))
     for run in RUNS:
         place, expected = folder / "runs" / run, reference.results[run]
         row = folder / "rows" / f"{run}.json"
@@ -442,7 +461,7 @@ def to_markdown(report: dict) -> str:
         f"torch {report['versions']['torch']})",
         "",
         f"{report['kills']} kills with SIGKILL in {report['chains']} chains (corpus, parent, "
-        f"growth, child, rows; {report['chain_s']:.1f} s each when left alone): "
+        f"growth, child, rows, published rows; {report['chain_s']:.1f} s each when left alone): "
         f"**{len(failures)} failures**. {'' if failures else verdict}",
         "",
         f"| while writing | {' | '.join(TRIGGERS.values())} | kills |",

@@ -269,6 +269,21 @@ def test_nan_gradients_make_a_row_that_says_why(grid_run, tmp_path, corpus_folde
     assert row(tmp_path, run.run_id) == undisturbed
 
 
+def test_a_parent_whose_model_is_gone_is_trained_again(tmp_path, corpus_folder):
+    runs = expand_grid("smoke", ["nrio"], [0])
+    runs = [replace(r, train=r.train | {"steps": 6, "save_every": 3}) for r in runs]
+    parent, child = runs
+    execute(str(tmp_path), parent.run_id, spec_of(parent, corpus_folder))
+    before = row(tmp_path, parent.run_id)
+    shutil.rmtree(tmp_path / "runs" / parent.run_id / "final")  # done.json and the row say "done"
+    assert not output.finished(tmp_path, runs)(parent.run_id)
+    for run in runs:
+        execute(str(tmp_path), run.run_id, spec_of(run, corpus_folder))
+    assert row(tmp_path, parent.run_id) == before
+    assert row(tmp_path, child.run_id)["status"] == "done"
+    assert output.finished(tmp_path, runs)(parent.run_id)
+
+
 def test_full_disk_at_the_row(grid_run, disk, corpus_folder, monkeypatch):
     (run, undisturbed), (folder, remount) = grid_run, disk
     remount("size=4m")

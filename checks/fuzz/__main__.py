@@ -39,15 +39,16 @@ GROUPS = {  # world -> cases: its share of them
     files.hugging_face: 4,
     files.corpora: 4,
     files.texts: 2,
-    files.rows: 3,
+    files.rows: 4,
+    files.publishing: 2,
     files.grid_folders: 1,
     files.run_folders: 3,
     files.slurm_settings: 2,
 }
 # imported before the cases start, so that a case pays only for what it does
-MODULES = "train grow run_ablations analysis.aggregate analysis.claims figures.loss_curves"
-MODULES += " figures.loss_table growth.child models.convert data.prepare pyarrow.parquet"
-MODULES += " transformers.models.gpt2.modeling_gpt2"
+MODULES = "train grow run_ablations analysis.publish analysis.aggregate analysis.claims"
+MODULES += " figures.loss_curves figures.loss_table growth.child models.convert data.prepare"
+MODULES += " pyarrow.parquet transformers.models.gpt2.modeling_gpt2"
 
 
 @dataclass(frozen=True)

@@ -348,8 +348,70 @@ def rows(world: Path) -> Cases:
     source, name = world / "grid" / "rows", "nrio-s1.json"
     spoils = st.one_of(file_spoils(source, name), *[json_spoils(source, name)] * 4)
     given, written = ("nrio", "rows", "seed"), ("table.csv", "table.md", "claims.md")
-    return cases("result rows", "analysis.aggregate", (".", "--allow-missing"), given, source,
-                 "rows", spoils, check_table, written)  # fmt: skip
+    table = ("result rows", "analysis.aggregate", (".", "--allow-missing"), given, source, "rows")
+    return cases(*table, spoils, check_table, written) | cases(*table, odd_rows(source, name))
+
+
+def odd_rows(source: Path, name: str) -> Spoils:
+    """A row whose names are paths or another run's, or whose numbers cannot be."""
+    row = json.loads((source / name).read_text())
+    values = {
+        "run_id": (
+            "../../../X",
+            "/etc/passwd",
+            "nrio-s0",
+            "srio-s1",
+            "nrio-s1/../x",
+            "",
+            "x" * 300,
+        ),
+        "preset": ("..", "smoke;touch Y", "a b", ".git"),
+        "variant": ("../nrio", "nrio\n", "-rf"),
+        "seed": (-1, 10**30),
+        "stage": (-1, "../1", 10**30),
+        "params": (-1, 0),
+        "d_model": (0, -8),
+        "wall_s": (-1, 1e300),
+        **{f"{part}.total": (-1, 1e300, None) for part in ("tokens", "flops")},
+        **{f"metrics.{loss}": (-1, 1e300, None) for loss in ("train_loss", "val_loss")},
+        "curve.val": ([], row["curve"]["val"][:-1], [-1] * len(row["curve"]["val"])),
+        "curve.val_tokens": (row["curve"]["val_tokens"][::-1], [0] * len(row["curve"]["val"])),
+    }
+    lies = []
+    for place in values:
+        part, _, key = place.partition(".")
+        for value in values[place]:
+            lie = row | {part: row[part] | {key: value} if key else value}
+            lies.append((f"{place} {str(value)[:40]!r}", dump(lie)))
+    return st.sampled_from(lies).map(writing(name))
+
+
+def publishing(world: Path) -> Cases:
+    """Rows that must not reach results/, and folders that must not name one there."""
+    source, sound = world / "grid" / "rows", ("nothing", lambda folder: None)
+    names = st.sampled_from(["my x;touch Y", "-x", " ", "a\nb", ".x", "$(id)", "☃", "'; rm x"])
+    spoilt = st.tuples(st.just("out"), odd_rows(source, "nrio-s1.json"))
+
+    def case(found: tuple[str, Spoil]) -> Case:
+        name, (what, act) = found
+
+        def make(folder: Path) -> None:
+            shutil.copytree(source, folder / name / "rows")
+            act(folder / name / "rows")
+
+        call = "checks.fuzz.files:publish_here"
+        given = ("rows/nrio-s1.json", "rename")
+        return Case("publishing", f"{name!r}: {what}", call, (name,), given, make)
+
+    return (spoilt | st.tuples(names, st.just(sound))).map(case)
+
+
+def publish_here(out: Path) -> None:
+    """run_ablations.py --publish, into the folder of the case."""
+    from analysis import publish
+
+    publish.ROOT = Path.cwd()
+    publish.publish(out)
 
 
 def check_table(folder: Path) -> None:
