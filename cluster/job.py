@@ -30,6 +30,7 @@ from errors import UserError
 
 TARGET = "cluster.execute:execute"  # called in the job as execute(out, run_id, spec)
 GRACE_S = 60.0  # a run may take this long to finish its step and save before it is killed
+SLURM_SAYS = ("srun: ", "slurmstepd: ")
 LOCK_WAIT_S = 30.0  # a rerun waits this long for a predecessor that is still saving
 
 
@@ -185,11 +186,13 @@ def outcome(out: Path, run_id: str, is_done: Callable[[str], bool], log: str = "
 
 
 def last_line(log: str) -> str:
-    """The last line of a log that says something, "" where there is none."""
+    """The last line of a log that says something, "" where there is none. What Slurm adds, that a
+    task has ended, is none."""
     with suppress(OSError), open(log, "rb") as file:
         file.seek(max(0, os.path.getsize(log) - 4096))
         lines = file.read().decode(errors="replace").split("\n")
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+        said = [line for line in lines if line.strip() and not line.startswith(SLURM_SAYS)]
+        return said[-1].strip()[:300] if said else ""
     return ""
 
 

@@ -235,6 +235,13 @@ def test_a_start_up_failure_is_reported_by_its_own_last_line(tmp_path, monkeypat
     assert state.reason == "did not start: ImportError: libcuda.so.1 is missing"
 
 
+def test_the_last_line_of_a_log_is_the_program_s(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("x\nImportError: no libcuda\nsrun: error: n1: task 0: Exited with 1\n\n")
+    assert job.last_line(str(log)) == "ImportError: no libcuda"
+    assert job.last_line(str(tmp_path / "none")) == job.last_line("") == ""
+
+
 def broken(code: Path) -> Path:
     (code / "cluster" / "job.py").write_text("raise ImportError('libcuda.so.1 is missing')")
     return code
