@@ -2,6 +2,7 @@
 
     python grow.py SRC --out DST --factor 2                    # exact, every coordinate repeated
     python grow.py SRC --out DST --width 1152 --method pad     # exact at any ratio
+    python grow.py SRC --out DST --ffn-factor 2                # only the FFN; --heads N: only heads
     python grow.py SRC --out DST --factor 2 --dry-run          # shapes and parameter counts only
 
 SRC is a folder: state.json (ours), or config.json with safetensors (GPT-2, BERT, RoFormer, T5, mT5,
@@ -29,7 +30,7 @@ from growth.plan import GrowConfig
 from growth.report import NotExact, print_card, print_shapes
 from models import hf, hf_folder
 from models.gpt import count_parameters
-from models.sizes import MAX_WIDTH
+from models.sizes import MAX_WIDTH, Apart, Sizes
 from settings import Above, Range
 
 Hidden = tyro.conf.Suppress  # settings of learned operators, which need data: run_ablations.py
@@ -43,6 +44,11 @@ class GrowArgs(GrowConfig):
     out: Path
     factor: Annotated[float, Range(0)] = 0.0  # new width / old width; or give --width
     width: Annotated[int, Range(0, MAX_WIDTH)] = 0
+    # more heads of the old size, or wider heads: more | wider; or their number, apart from the
+    # width (lossless, pad)
+    heads: str = "more"
+    # new FFN neurons / old, apart from the width (lossless, pad)
+    ffn_factor: Annotated[float, Range(0)] = 0.0
     # auto: lossless at whole factors, else pad; or another operator
     operator: Annotated[str, tyro.conf.arg(name="method")] = "auto"
     # lossless: SNR in dB of exact noise that parts the copies
@@ -80,10 +86,10 @@ def check_places(args: GrowArgs) -> None:
         raise UserError(
             f"{args.src} is a run folder; give one of its checkpoints: {args.src}/final"
         )
-    if (args.factor > 0) == (args.width > 0):
+    if (args.factor > 0) + (args.width > 0) != 1 and not (apart(args) and not args.factor):
         raise UserError(
             f"factor {args.factor:g} and width {args.width}: give exactly one of --factor F > 1 "
-            f"and --width N"
+            f"and --width N (or neither, with --heads N or --ffn-factor)"
         )
     src, out = args.src.resolve(), args.out.resolve()
     if out == src or src in out.parents or out in src.parents:
@@ -92,9 +98,19 @@ def check_places(args: GrowArgs) -> None:
         raise UserError(f"{args.out} exists; choose another place or pass --force to replace it")
 
 
+def apart(args: GrowArgs) -> Apart:
+    """What grows apart from the width."""
+    number = args.heads.isascii() and args.heads.isdigit()
+    if not (number and 0 < int(args.heads) <= MAX_WIDTH or args.heads in ("more", "wider")):
+        raise UserError(f"heads is {args.heads!r}; choose one of more, wider, or a number of heads")
+    if args.ffn_factor and args.ffn_factor < 1:
+        raise UserError(f"--ffn-factor is {args.ffn_factor:g}; it must be at least 1")
+    return Apart(int(args.heads) if number else 0, args.ffn_factor)
+
+
 def new_width(args: GrowArgs, d_old: int) -> int:
-    if args.width:
-        return args.width
+    if args.width or not args.factor:
+        return args.width or d_old
     width = d_old * args.factor
     if width > MAX_WIDTH:
         raise UserError(f"factor {args.factor:g} gives width {width:g}, more than {MAX_WIDTH}")
@@ -107,11 +123,15 @@ def new_width(args: GrowArgs, d_old: int) -> int:
     return round(width)
 
 
-def settings(args: GrowArgs, d_old: int, d_new: int) -> GrowConfig:
-    """The growth settings; `auto` repeats where the factor is whole and pads elsewhere."""
-    found = {f.name: getattr(args, f.name) for f in fields(GrowConfig)}
+def settings(args: GrowArgs, old: Sizes, d_new: int) -> GrowConfig:
+    """The growth settings; `auto` repeats where every factor is whole and pads elsewhere."""
+    found, other = {f.name: getattr(args, f.name) for f in fields(GrowConfig)}, apart(args)
     if args.operator == "auto":
-        found["operator"] = "pad" if d_new % d_old else "lossless"
+        whole = d_new % old.d_model == 0 and other.n_head % old.n_head == 0
+        whole = whole and other.ffn_factor == int(other.ffn_factor)
+        found["operator"] = "lossless" if whole else "pad"
+    if other.n_head:
+        found["heads"] = "more"
     if args.noise_db is not None and found["operator"] != "lossless":
         raise UserError(
             f"--noise parts the copies that method lossless makes; {found['operator']} makes none"
@@ -134,11 +154,10 @@ def grow_hugging_face(args: GrowArgs) -> None:
     quiet_transformers()
     raw = hf_folder.read_config(args.src)
     family = hf.family_of(raw.get("model_type"))
-    d_old = hf.sizes_of(hf_folder.transformers_config(args.src), family).d_model
-    d_new = new_width(args, d_old)
-    growth = plan_folder(
-        args.src, d_new, settings(args, d_old, d_new), args.dtype, args.allow_pickle
-    )
+    old = hf.sizes_of(hf_folder.transformers_config(args.src), family)
+    d_new = new_width(args, old.d_model)
+    cfg, how = settings(args, old, d_new), (args.dtype, args.allow_pickle, apart(args))
+    growth = plan_folder(args.src, d_new, cfg, *how)
     twin_error = twin.check(growth)
     if args.dry_run:
         print_shapes(growth.source.stored.shapes, growth.shapes)
@@ -166,18 +185,18 @@ def grow_ours(args: GrowArgs) -> None:
     ckpt = checkpoint.load(args.src)
     old = checkpoint.model_config(ckpt)
     d_new = new_width(args, old.d_model)
-    cfg = settings(args, old.d_model, d_new)
+    cfg = settings(args, old.sizes, d_new)
     if find(cfg.operator).learned:
         raise UserError(f"method {cfg.operator!r} is learned and needs data; use run_ablations.py")
     ages = ages_of(ckpt.meta, old.d_model)
-    plan = plan_growth(gpt_source(ckpt.model, old), d_new, cfg, ages)
+    plan = plan_growth(gpt_source(ckpt.model, old), d_new, cfg, ages, apart(args))
     new = wide_config(plan, old)
     if args.dry_run:
         print_shapes(*({n: p.shape for n, p in no_weights(cfg).items()} for cfg in (old, new)))
         return
     itemsize = next(iter(ckpt.model.values())).dtype.itemsize
     check_room(args.out, count_parameters(new) * itemsize)
-    flags = dict(force=args.force, force_inexact=args.force_inexact)
+    flags = dict(force=args.force, force_inexact=args.force_inexact, apart=apart(args))
     print_card(grow_checkpoint(args.src, args.out, d_new, cfg, **flags)["report"])
     print(f"wrote {args.out}")
 

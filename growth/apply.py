@@ -14,12 +14,19 @@ from growth.operators import OPERATORS, find
 from growth.plan import GrowConfig, Plan, Source
 from models.axes import Spec, gpt_arch, specs
 from models.gpt import GPT, GPTConfig
-from models.sizes import fitting
+from models.sizes import TOGETHER, Apart, fitting
 
 
-def plan_growth(source: Source, d_new: int, cfg: GrowConfig, ages: tuple[int, ...] = ()) -> Plan:
+def plan_growth(
+    source: Source,
+    d_new: int,
+    cfg: GrowConfig,
+    ages: tuple[int, ...] = (),
+    apart: Apart = TOGETHER,
+) -> Plan:
     """The plan for `source` at width `d_new`; no tensor is read. ages: the widths of earlier
-    stages, oldest first, without the present one (a model never grown has none).
+    stages, oldest first, without the present one (a model never grown has none); apart: what does
+    not follow the width, which may then stay.
 
     Raises UserError for an unknown operator, an impossible width (with the nearest that work), and
     for what the operator cannot do with this model.
@@ -31,13 +38,21 @@ def plan_growth(source: Source, d_new: int, cfg: GrowConfig, ages: tuple[int, ..
             f"heads wider needs one of {', '.join(able)}, not {cfg.operator!r}; use heads more"
         )
 
+    if apart and not operator.each_space:
+        able = [name for name, each in OPERATORS.items() if each.each_space]
+        raise UserError(
+            f"method {cfg.operator} grows all spaces alike; --heads N and --ffn-factor need one of "
+            f"{', '.join(able)}"
+        )
+    d_old = source.sizes.d_model
+
     def plan(d: int) -> Plan:
-        new = source.sizes.at_width(d, wider, operator.whole)
-        made = Plan(cfg, source, new, (*ages, source.sizes.d_model, d))
+        new = source.sizes.at_width(d, wider, operator.whole, apart)
+        made = Plan(cfg, source, new, (*ages, d_old, d) if d > d_old else (*ages, d), apart)
         operator.check(made)
         return made
 
-    return fitting(plan, source.sizes.d_model, d_new)
+    return fitting(plan, d_old, d_new, same=bool(apart))
 
 
 @torch.no_grad()
@@ -98,13 +113,14 @@ def grow(
     cfg: GrowConfig,
     ages: tuple[int, ...] = (),
     batches: Iterable | None = None,
+    apart: Apart = TOGETHER,
 ) -> Grown:
     """Widen a GPT's state_dict to `d_new` (head_dim kept, more heads, unless cfg.heads is wider).
 
     batches: (x, y) tokens (B, T) for cfg.learn_steps steps; learned operators need them.
     Raises UserError as plan_growth does.
     """
-    plan, learned = plan_growth(gpt_source(weights, old), d_new, cfg, ages), None
+    plan, learned = plan_growth(gpt_source(weights, old), d_new, cfg, ages, apart), None
     new, operator = wide_config(plan, old), find(cfg.operator)
     if operator.learned and batches is not None:
         learned = learn(plan, operator.learned, new, batches)

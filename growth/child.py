@@ -13,6 +13,7 @@ from growth.operators import find
 from growth.optim import carry
 from growth.plan import GrowConfig
 from growth.report import NotExact, report_card
+from models.sizes import TOGETHER, Apart
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # tokens and targets, (B, T) each
 
@@ -27,6 +28,7 @@ def grow_checkpoint(
     optimizer: str = "reset",
     force: bool = False,
     force_inexact: bool = False,
+    apart: Apart = TOGETHER,
 ) -> dict:
     """Write the child of `parent` at width `d_new` to the folder `out`; its `growth` record.
 
@@ -43,7 +45,7 @@ def grow_checkpoint(
     # a static operator acts in float64: the card then measures the operator, not the rounding
     learns = find(cfg.operator).learned
     weights = ckpt.model if learns else {k: w.double() for k, w in ckpt.model.items()}
-    grown = grow(weights, old, d_new, cfg, ages_of(ckpt.meta, old.d_model), batches)
+    grown = grow(weights, old, d_new, cfg, ages_of(ckpt.meta, old.d_model), batches, apart)
     moments = carry(grown.plan, ckpt.optimizer, optimizer)
     wall_s, learned = time.perf_counter() - began, grown.learned
     x_bt, y_bt = probe or random_probe(old)

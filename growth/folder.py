@@ -21,6 +21,7 @@ from growth.report import card as report_card
 from models import hf, hf_folder, rope, travels
 from models.axes import Spec
 from models.double import Float64
+from models.sizes import TOGETHER, Apart
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 DTYPES["float16"] = torch.float16
@@ -91,7 +92,12 @@ class Growth:
 
 
 def plan_folder(
-    src: Path, d_new: int, cfg: GrowConfig, dtype: str = "", allow_pickle: bool = False
+    src: Path,
+    d_new: int,
+    cfg: GrowConfig,
+    dtype: str = "",
+    allow_pickle: bool = False,
+    apart: Apart = TOGETHER,
 ) -> Growth:
     """Plan the growth of folder `src` to width `d_new`; nothing is written.
 
@@ -110,12 +116,25 @@ def plan_folder(
     travels.check(folder.path)
     if find(cfg.operator).preserves and folder.tied and not gain_before_head(folder):
         folder = hf_folder.untied(folder)  # nothing else could keep the scale of the logits
-    plan = plan_growth(folder_source(folder), d_new, cfg)
+    plan = plan_growth(folder_source(folder), d_new, cfg, apart=apart)
     raw, inexact, rounding = new_config(folder, plan)
     if dtype:
         raw = {n: v for n, v in raw.items() if n != "torch_dtype"} | {"dtype": dtype}
+    check_config(folder, raw)
     inexact = (*inexact, *find(cfg.operator).inexact(plan))
     return Growth(folder, plan, raw, inexact, tuple(rounding), DTYPES.get(dtype))
+
+
+def check_config(folder: hf_folder.Folder, raw: dict) -> None:
+    """UserError where transformers would not take the wide model's config."""
+    try:
+        type(folder.config).from_dict(dict(raw))
+    except Exception as error:  # noqa: BLE001 - any of transformers' own complaints
+        text = str(error).strip().splitlines()[-1].strip()
+        raise UserError(
+            f"{folder.path}: transformers refuses the config of the wide model ({text}); choose "
+            f"another width or number of heads"
+        ) from None
 
 
 def gain_before_head(folder: hf_folder.Folder) -> bool:
@@ -236,7 +255,7 @@ def facts(growth: Growth) -> dict:
     return {
         "source": source.path.name,
         "model_type": source.raw["model_type"],
-        "settings": asdict(plan.cfg),
+        "settings": asdict(plan.cfg) | {"apart": asdict(plan.apart)},
         "bytes": sum(growth.bytes.values()),
         "dtype": sorted({str(growth.dtype_of(n)).removeprefix("torch.") for n in source.stored}),
     }

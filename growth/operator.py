@@ -63,6 +63,7 @@ class Operator:
     check: Callable[[Plan], None] = lambda plan: None
     preserves: bool = False  # meant to keep the function
     whole: bool = False  # only whole factors
+    each_space: bool = False  # spaces may grow apart, or not at all (models/sizes.py, Apart)
     wider_heads: bool = False  # has a form for wider heads, not only for more of them
     old_first: bool = True  # old coordinates stay in front, so that an old block exists
     # of the new residual coordinates, those that stand for the old ones, up to one factor

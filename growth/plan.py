@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from models.axes import Arch, Spec
-from models.sizes import Sizes
+from models.sizes import TOGETHER, Apart, Sizes
 from settings import Above, Range, check
 
 Block = Literal["random", "zero", "convex", "tiled"]
@@ -85,12 +85,13 @@ class Source:
 @dataclass(frozen=True)
 class Plan:
     """One growth step of one model. ages: the residual width after each age, oldest first, ending
-    in the new width."""
+    in the new width; apart: what did not follow the width."""
 
     cfg: GrowConfig
     source: Source
     new: Sizes
     ages: tuple[int, ...]
+    apart: Apart = TOGETHER
 
     @property
     def specs(self) -> dict[str, Spec]:

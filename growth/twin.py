@@ -8,8 +8,9 @@ its logits, however large the real model is and whether or not it gets a card.
 
 import copy
 import tempfile
+from dataclasses import replace
 from fractions import Fraction
-from math import ceil
+from math import ceil, gcd, lcm
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from errors import UserError
 from growth import folder as folders
 from growth.report import worst
 from models import hf_folder
+from models.sizes import Sizes
 
 VOCAB, UNITS, TRIES = 61, 24, 12  # of the twin; switches that are tried before giving up
 
@@ -68,13 +70,13 @@ def is_switch(value: object) -> bool:
 def measured(growth: "folders.Growth", config) -> float:
     """The error of the twin of a model with this config."""
     plan = growth.plan
-    small, width = shrunk(growth, config)
+    small, width, apart = shrunk(growth, config)
     with tempfile.TemporaryDirectory() as place:
         paths = Path(place) / "small", Path(place) / "wide"
         net = random_model(hf_folder.model_class(growth.source.raw, small), small, plan.tied)
         net.save_pretrained(paths[0])
         del net
-        twin = folders.plan_folder(paths[0], width, plan.cfg)
+        twin = folders.plan_folder(paths[0], width, plan.cfg, apart=apart)
         folders.write_folder(twin, paths[1])
         before, after = (folders.outputs(path, twin.source) for path in paths)
     return worst(twin.plan, before, after)["max_rel_dlogit"]
@@ -102,16 +104,17 @@ def random_model(cls: type, config, tied: bool) -> torch.nn.Module:
 
 
 def shrunk(growth: "folders.Growth", config):
-    """(a config of few heads, neurons and layers, its new width): every ratio is the plan's."""
+    """(a config of few heads, neurons and layers, its new width, what grows apart from that): every
+    ratio is the plan's."""
     old, new, family = growth.plan.source.sizes, growth.plan.new, growth.source.family
-    config, group = copy.deepcopy(config), old.n_head // old.kv_heads
-    n_head = unit(old.n_head, new.n_head, 2)
-    kv_heads = 1 if old.kv_heads == 1 else unit(old.kv_heads, new.kv_heads, 2)
-    if old.kv_heads > 1:
-        n_head = kv_heads * min(group, 2)
-    d_model = n_head * old.head_dim
-    if old.d_model != old.n_head * old.head_dim:
-        d_model = unit(old.d_model, new.d_model, 64) * n_head
+    config, (n_head, kv_heads) = copy.deepcopy(config), few_heads(old, new)
+    more = int(Fraction(new.n_head, old.n_head) * n_head)
+    wider = Fraction(new.d_model, old.d_model)
+    # both widths multiples of their heads, as some configs ask for
+    base = wider.denominator * lcm(
+        n_head // gcd(n_head, wider.denominator), more // gcd(more, wider.numerator)
+    )
+    d_model = base * ceil(UNITS / base) if old.own_head_dim else n_head * old.head_dim
     wanted = {
         "hidden_size": d_model,
         "num_attention_heads": n_head,
@@ -129,9 +132,19 @@ def shrunk(growth: "folders.Growth", config):
         if name.endswith("_token_id") and value is not None:
             setattr(config, name, value if isinstance(value, int) and 0 <= value < VOCAB else 0)
     cut_layers(config)
-    width = Fraction(new.d_model, old.d_model) * d_model
-    assert width.denominator == 1, (old, new, d_model)
-    return config, int(width)
+    apart = replace(growth.plan.apart, n_head=more if growth.plan.apart.n_head else 0)
+    return config, int(wider * d_model), apart
+
+
+def few_heads(old: Sizes, new: Sizes) -> tuple[int, int]:
+    """(query heads, key heads) that grow by the same ratios, two at least of what there are more
+    than one of; all of them where key heads stay and their groups grow."""
+    if old.kv_heads == 1:
+        return unit(old.n_head, new.n_head, 2), 1
+    if new.n_head * old.kv_heads != old.n_head * new.kv_heads:
+        return old.n_head, old.kv_heads
+    kv_heads = unit(old.kv_heads, new.kv_heads, 2)
+    return kv_heads * min(old.n_head // old.kv_heads, 2), kv_heads
 
 
 def unit(old: int, new: int, least: int) -> int:

@@ -144,6 +144,7 @@ def sizes_of(config, family: Family) -> Sizes:
         getattr(config, family.expert_ffn) if family.expert_ffn else 0,
         rotary_part(config, family),
         getattr(config, family.rotary_dim) if family.rotary_dim else 0,
+        bool(family.head_dim),
         one,
     )
 
@@ -185,6 +186,11 @@ def widened_config(raw: dict, config, family: Family, new: Sizes) -> dict:
         family.head_dim: new.head_dim,
         family.also_width: new.d_model,
     }
-    wanted = {key: n for key, n in wanted.items() if key and getattr(config, key, None) is not None}
+    apart = {family.ffn} if new.d_ff != 4 * new.d_model else set()  # null means 4 x width
+    wanted = {
+        key: n
+        for key, n in wanted.items()
+        if key and (key in apart or getattr(config, key, None) is not None)
+    }
     kept = {key: value for key, value in raw.items() if key not in wanted}
     return kept | {config.attribute_map.get(key, key): n for key, n in wanted.items()}

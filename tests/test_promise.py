@@ -70,7 +70,7 @@ def test_the_twin_is_as_exact_as_the_model(name, tmp_path):
     zoo.shake(zoo.hugging_face(zoo.MODELS[name])).save_pretrained(tmp_path / "m")
     for width, cfg in ((64, REPEAT), (48, PAD)):
         growth = folder.plan_folder(tmp_path / "m", width, cfg)
-        small, wide = twin.shrunk(growth, growth.source.config)
+        small, wide, _ = twin.shrunk(growth, growth.source.config)
         assert wide * 32 == width * small.hidden_size
         error = twin.check(growth)
         assert error is None if growth.inexact else error < 1e-10
@@ -89,7 +89,7 @@ def test_the_twin_of_a_large_model_is_small_and_shows_every_kind_of_layer():
         source = folder.Source({}, {}, old)
         plan = folder.Plan(REPEAT, source, old.widened(width), ())
         growth = type("G", (), {"plan": plan, "source": type("S", (), {"family": family})})
-        small, wide = twin.shrunk(growth, config)
+        small, wide, _ = twin.shrunk(growth, config)
         assert wide * config.hidden_size == width * small.hidden_size
         assert small.hidden_size <= 1024 and small.num_hidden_layers <= 6
         if kinds:

@@ -177,6 +177,7 @@ REPEAT = Operator(
     check=check,
     preserves=True,
     whole=True,
+    each_space=True,
     wider_heads=True,
     old_first=False,
     old_places=lambda plan: torch.arange(plan.d_old) * copies(plan),

@@ -182,7 +182,7 @@ def check(plan: Plan) -> None:
 
 
 def inexact(plan: Plan) -> list[str]:
-    if not plan.post_ln:
+    if not plan.post_ln or plan.d_new == plan.d_old:
         return []
     return [
         "Post-LN: mean padding is exact only for constant LayerNorm gains and without the MLM "
@@ -198,6 +198,7 @@ PAD = Operator(
     config_change=config_change,
     check=check,
     preserves=True,
+    each_space=True,
     wider_heads=True,
     color="#56B4E9",
 )
