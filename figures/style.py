@@ -1,8 +1,8 @@
 """One look for all pictures: a colour-blind-safe colour per family, a dash pattern within it.
 
-Colours are Okabe and Ito's (2008). A variant's family is the longest prefix of its name in
-FAMILIES; members of a family share the colour and differ in dash pattern and marker, so more than
-twenty variants stay apart, also in grey print. Sizes are meant to be read at half size.
+Colours are Okabe and Ito's (2008). An operator's record says its colour (growth/operator.py), which
+its variants share; they differ in dash pattern and marker, so more than twenty variants stay apart,
+also in grey print. Sizes are meant to be read at half size.
 """
 
 import io
@@ -16,22 +16,13 @@ from matplotlib.figure import Figure
 
 from analysis.aggregate import variant_key
 from files import write_bytes
+from grid import VARIANTS
+from growth.operators import OPERATORS
 
-FAMILIES = {
-    "scratch": "#777777",
-    "nrio": "#0072B2",  # blue
-    "policies": "#0072B2",
-    "zero-pad": "#56B4E9",  # sky blue
-    "pad": "#56B4E9",
-    "lossless": "#56B4E9",
-    "exact": "#56B4E9",
-    "srio": "#E69F00",  # orange
-    "mrio": "#D55E00",  # vermilion
-    "lrio": "#CC79A7",  # reddish purple
-    "full": "#009E73",  # bluish green
-    "ligo": "#000000",
-    "": "#8C6D31",  # brown: everything else (copying methods and the like)
-}
+# by the longest prefix of a name; every other variant has the colour of its operator's record
+OTHER = "#8C6D31"  # brown
+BY_NAME = {"scratch": "#777777", "zero-pad": "#56B4E9", "full": "#009E73", "": OTHER}
+BY_NAME["policies"] = "#0072B2"  # as nrio, whatever is added to them
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2, 2, 2, 2, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 FONT = 12
@@ -58,9 +49,13 @@ def setup() -> None:
     )
 
 
-def family(variant: str) -> str:
-    """The longest prefix in FAMILIES."""
-    return max((name for name in FAMILIES if variant.startswith(name)), key=len)
+def color_of(variant: str) -> str:
+    """The colour of a variant's family, overrides (@...) or not."""
+    prefix = max((name for name in BY_NAME if variant.startswith(name)), key=len)
+    known = VARIANTS.get(variant.split("@")[0])
+    if prefix or known is None or known.grow is None:
+        return BY_NAME[prefix]
+    return OPERATORS[known.grow.operator].color
 
 
 def looks(variants: list[str]) -> dict[str, dict]:
@@ -68,7 +63,7 @@ def looks(variants: list[str]) -> dict[str, dict]:
     counts: dict[str, int] = {}
     found = {}
     for variant in sorted(variants, key=variant_key):
-        color = FAMILIES[family(variant)]
+        color = color_of(variant)
         i = counts[color] = counts.get(color, -1) + 1
         found[variant] = {
             "color": color,

@@ -77,7 +77,8 @@ def test_every_variant_looks_different():
     assert len(ORDER) >= 20
     # black on brown etc. never relies on colour alone: (colour, dash, marker) differ
     assert len({str(look) for look in looks.values()}) == len(ORDER) + 1
-    assert style.family("srio-lo") == "srio" and style.family("unknown") == ""
+    assert style.color_of("srio-lo") == style.color_of("srio@epsilon=1") != style.OTHER
+    assert style.color_of("unknown") == style.OTHER
 
 
 def test_labels_are_moved_apart_and_stay_inside():

@@ -9,6 +9,7 @@ import grid
 from analysis import aggregate
 from checks import zoo
 from errors import UserError
+from figures import style
 from growth import folder
 from growth.apply import grow
 from growth.child import grow_checkpoint
@@ -81,6 +82,7 @@ def test_it_stands_in_the_grid_and_in_the_table(half):
     assert run.grow["operator"] == "half"
     table = aggregate.table(rows_of(("nrio", "half"), range(2)))
     assert table["variant"].tolist() == ["nrio", "half"]
+    assert style.color_of("half") == HALF.color
 
 
 # ---- a family
