@@ -93,7 +93,9 @@ def main() -> None:
     preset = grid.find(grid.PRESETS, name, "preset")
     if args.parent:
         preset = of_parent(preset, args)
-    elif args.width or (preset.needs_parent and not (args.dry_run or args.publish)):
+    elif preset.needs_parent and args.dry_run:  # at the preset's own sizes
+        preset = grid.with_parent(preset, preset.model, "none", args.width)
+    elif args.width or (preset.needs_parent and not args.publish):
         raise UserError(
             f"preset {name} and --width grow a model that is there; give --parent FOLDER"
         )

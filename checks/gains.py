@@ -18,6 +18,7 @@ activations by a tiny gain, that constant lets it through.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 import tyro
@@ -61,6 +62,7 @@ class Args:
     context: int = 256  # tokens per sequence
     seeds: int = 3  # growth seeds of the first table
     threads: int = 1
+    table: Literal["all", "starts", "parts", "norms"] = "all"  # one alone: gains-TABLE.md
 
 
 def main() -> None:
@@ -77,9 +79,10 @@ def main() -> None:
             f"the corpus with --tokenizer hf:{args.parent}"
         )
     study = Study(weights, cfg, args.width, batches)
-    text = "\n".join(report(study, args, entry["source"])) + "\n"
+    text = "\n".join(report(study, args, entry["source"])).rstrip() + "\n"
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "gains.md").write_text(text)
+    name = "gains.md" if args.table == "all" else f"gains-{args.table}.md"
+    (args.out / name).write_text(text)
     print(text)
 
 
@@ -146,12 +149,16 @@ def report(study: Study, args: Args, source: dict) -> Iterator[str]:
         f"`python -m checks.gains` on {args.tokens:,} validation tokens of {args.data.name}, no "
         f"training; weights sha256 {source['sha256'][:16]}, licence {source['licence']}.\n"
     )
-    yield "## Loss right after growth\n"
-    yield from starts(study, args.seeds)
-    yield "\n## Which part of the rotated gains does it\n"
-    yield from parts(study)
-    yield "\n## Norm by norm\n"
-    yield from each_norm(study)
+    tables = {
+        "starts": ("Loss right after growth", lambda: starts(study, args.seeds)),
+        "parts": ("Which part of the rotated gains does it", lambda: parts(study)),
+        "norms": ("Norm by norm", lambda: each_norm(study)),
+    }
+    for name, (title, lines) in tables.items():
+        if args.table in ("all", name):
+            yield f"## {title}\n"
+            yield from lines()
+            yield ""
 
 
 def starts(study: Study, seeds: int) -> Iterator[str]:
