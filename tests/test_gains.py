@@ -1,5 +1,6 @@
 """The diagnosis of a start: a planted outlier channel is found, and blamed."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,18 @@ def test_the_command_writes_its_tables(tmp_path, corpus_folder, monkeypatch):
     assert abs(parent - pad) < 1e-3
     with pytest.raises(UserError, match="at least 1"):
         run("--tokens", "0")
+
+
+def test_what_the_rotation_adds_to_a_gain():
+    """The formula in the module's text; new gains of 1 act on the old ones whatever those are."""
+    s, d, g = study(False), 16, 8
+    angle = gains.theta(0.5, 16, 24)
+    sin, cos = math.sin(angle), math.cos(angle)
+    for fill in (torch.mean, lambda gain: 1.0):
+        for key, new in gains.started_at(s, fill).items():
+            old = s.weights[key]
+            m, start = old.mean().item(), float(fill(old))
+            shift = (cos - 1) * m - sin * math.sqrt(g / d) * start
+            torch.testing.assert_close(new[:16], old + shift)
+            added = (cos - 1) * start + sin * math.sqrt(d / g) * m
+            torch.testing.assert_close(new[16:], torch.full((8,), start + added))
