@@ -7,10 +7,13 @@ A weight W (out x in) becomes a wider one with its old block first:
                              convex   [I; C_out] W [I; C_in]^T, rows of C >= 0 with sum 1
                              tiled    new-new = W tiled and cropped; the cross blocks by `cross`
 
-An axis whose space does not grow (vocab, position) contributes no new block.
+An axis whose space does not grow (vocab, position) contributes no new block. Every random block is
+drawn by a key of its own, so one that is not wanted costs nothing and moves no other.
 """
 
+import itertools
 import math
+from collections.abc import Collection
 
 import torch
 
@@ -24,16 +27,21 @@ ATTENTION, FFN, WRITERS = (
 )
 
 
-def expand(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
-    """`w` (old sizes) widened by the policy of its part."""
+def expand(
+    plan: Plan, spec: Spec, w: torch.Tensor, spare: Collection[int | None] = ()
+) -> torch.Tensor:
+    """`w` (old sizes) widened by the policy of its part. spare: axes whose new coordinates the
+    caller writes itself, so that nothing is drawn for them."""
     sizes = [plan.size(axis, n) for axis, n in zip(spec.axes, w.shape, strict=True)]
     if all(old == new for old, new in sizes):
         return w.clone()
     if w.ndim == 1:
         return expand_vector(plan, spec, w, *sizes[0])
+    wanted = [dim not in spare for dim in range(2)]
     if spec.out == 1:  # stored (in, out)
-        return expand_matrix(plan, spec, w.T, sizes[::-1], spec.axes[::-1]).T.contiguous()
-    return expand_matrix(plan, spec, w, sizes, spec.axes)
+        args = sizes[::-1], spec.axes[::-1], wanted[::-1]
+        return expand_matrix(plan, spec, w.T, *args).T.contiguous()
+    return expand_matrix(plan, spec, w, sizes, spec.axes, wanted)
 
 
 def expand_vector(plan: Plan, spec: Spec, b: torch.Tensor, old: int, new: int):
@@ -50,9 +58,9 @@ def expand_vector(plan: Plan, spec: Spec, b: torch.Tensor, old: int, new: int):
     return torch.cat([b, fill.to(b.dtype)])
 
 
-def expand_matrix(plan: Plan, spec: Spec, w_oi: torch.Tensor, sizes, axes):
+def expand_matrix(plan: Plan, spec: Spec, w_oi: torch.Tensor, sizes, axes, wanted):
     (o_old, o_new), (i_old, i_new) = sizes
-    policy, key = policy_of(plan, spec.part), f"{spec.name}:{spec.part}"
+    policy = policy_of(plan, spec.part)
     if policy == "convex":
         c_out, c_in = (
             combination(plan, spec, axis).to(w_oi.dtype) if old < new else None
@@ -63,8 +71,7 @@ def expand_matrix(plan: Plan, spec: Spec, w_oi: torch.Tensor, sizes, axes):
     wide = torch.zeros(o_new, i_new, dtype=w_oi.dtype)
     if policy == "random" or (policy == "tiled" and plan.cfg.cross == "random"):
         std = plan.cfg.std / (math.sqrt(2 * plan.n_layer) if spec.part in WRITERS else 1.0)
-        draw = plan.rng(key).standard_normal((o_new, i_new), dtype="float32") * std
-        wide = torch.from_numpy(draw).to(w_oi.dtype)
+        fill_new_blocks(plan, f"{spec.name}:{spec.part}", wide, w_oi.shape, std, wanted)
     if policy == "tiled":
         # where only one axis grows, its new block has no cross blocks and is tiled whole
         first_o, first_i = (old if old < new else 0 for old, new in sizes)
@@ -72,6 +79,17 @@ def expand_matrix(plan: Plan, spec: Spec, w_oi: torch.Tensor, sizes, axes):
         wide[first_o:, first_i:] = w_oi[rows][:, cols]
     wide[:o_old, :i_old] = w_oi
     return wide
+
+
+def fill_new_blocks(plan: Plan, key: str, wide, old, std: float, wanted=(True, True)) -> None:
+    """N(0, std) in the blocks of `wide` outside its leading block of shape `old`, new rows or
+    columns only where `wanted`; a vector has one such block."""
+    sides = [(slice(n), slice(n, None)) for n in old]
+    for new in itertools.product((0, 1), repeat=len(old)):
+        block = wide[tuple(side[i] for side, i in zip(sides, new, strict=True))]
+        unwanted = any(i and not w for i, w in zip(new, wanted, strict=False))
+        if any(new) and block.numel() and not unwanted:
+            block.copy_(plan.normal(f"{key}:{new}", block.shape, std))
 
 
 def policy_of(plan: Plan, part: str) -> str:

@@ -169,5 +169,11 @@ class Plan:
         variants with one growth seed fill the same block with the same numbers."""
         return np.random.Generator(np.random.Philox(key=[self.cfg.seed, zlib.crc32(key.encode())]))
 
+    def normal(self, key: str, shape: tuple[int, ...], std: float = 1.0) -> torch.Tensor:
+        """N(0, std) in float32 by the key alone, as rng; torch draws three times as fast as numpy.
+        Its generator takes 32 bits, and crc32 keeps keys that differ in one place apart."""
+        gen = torch.Generator().manual_seed(zlib.crc32(f"{self.cfg.seed}:{key}".encode()))
+        return torch.empty(shape).normal_(0.0, std, generator=gen)
+
     def with_weights(self, weights: Mapping[str, torch.Tensor]) -> "Plan":
         return replace(self, source=replace(self.source, weights=weights))

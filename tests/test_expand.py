@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from errors import UserError
+from growth.apply import grow_all
 from growth.expand import combination, expand
-from growth.plan import BLOCKS, GrowConfig
+from growth.plan import BLOCKS, GrowConfig, Plan
 from tests.grown import plan, tiny
 
 few = settings(max_examples=20, deadline=None)
@@ -112,6 +113,38 @@ def test_draws_depend_on_the_seed_and_on_nothing_else():
     two = wide_of(grown(4, 3, operator="srio", ffn="tiled", epsilon=0.1), name)
     assert torch.equal(one, two)
     assert not torch.equal(one, wide_of(grown(4, 3, seed=1), name))
+
+
+@pytest.mark.parametrize("spare", [(), (0,), (1,), (0, 1)])
+def test_a_block_that_is_not_wanted_is_0_and_moves_no_other(spare):
+    p = grown(4, 3)
+    spec = p.specs["h.0.mlp.up.weight"]
+    whole, wide = (expand(p, spec, p.weights[spec.name], skip) for skip in ((), spare))
+    for axis in spare:
+        start = p.sizes[spec.axes[axis]][0]
+        assert not wide.narrow(axis, start, wide.shape[axis] - start).any()
+    assert torch.equal(wide[wide != 0], whole[wide != 0])
+    assert (wide != 0).sum() == math.prod(
+        w.shape[i] if i in spare else wide.shape[i] for w in [p.weights[spec.name]] for i in (0, 1)
+    )
+
+
+@pytest.mark.parametrize("operator", ["pad", "net2net", "nrio", "szp"])
+def test_no_number_is_drawn_in_vain(operator, monkeypatch):
+    """pad writes embeddings and writers itself; szp draws everywhere; the others outside the old
+    block, net2net also in biases."""
+    sizes, draw = [], Plan.normal
+    monkeypatch.setattr(Plan, "normal", lambda *a: sizes.append(math.prod(a[2])) or draw(*a))
+    p = grown(4, 2, operator=operator)
+    dict(grow_all(p))
+    wanted = 0
+    for name, spec in p.specs.items():
+        w = p.weights[name]
+        new = math.prod(p.size(axis, n)[1] for axis, n in zip(spec.axes, w.shape, strict=True))
+        if spec.part != "norm" and (w.ndim == 2 or operator == "net2net"):
+            skipped = operator == "pad" and spec.writes_residual
+            wanted += 0 if skipped else new - (0 if operator == "szp" else w.numel())
+    assert sum(sizes) == wanted
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ some coordinates twice.
 
 import torch
 
+from growth.expand import fill_new_blocks
 from growth.gauge import width_root
 from growth.moments import always, copied
 from growth.operator import Operator
@@ -24,7 +25,8 @@ from models.axes import Spec
 def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
     w = plan.weights[spec.name]
     wide = copy_units(plan, spec, w, drawn, one_over_count)
-    return wide if spec.part == "norm" else wide + noise(plan, f"{spec.name}:{spec.part}", w, wide)
+    key = f"{spec.name}:{spec.part}"
+    return wide if spec.part == "norm" else add_noise(plan, key, w, wide)
 
 
 def grow_advanced(plan: Plan, spec: Spec) -> torch.Tensor:
@@ -81,12 +83,12 @@ def one_over_count(idx: torch.Tensor, old: int) -> torch.Tensor:
     return 1 / torch.bincount(idx, minlength=old)[idx].double()
 
 
-def noise(plan: Plan, key: str, w: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
-    """N(0, cfg.noise x the RMS of `wide`) on every entry outside the old block."""
-    draw = plan.rng(f"{key}:noise").standard_normal(tuple(wide.shape), dtype="float32")
-    fill = torch.from_numpy(draw).to(wide.dtype) * (plan.cfg.noise * wide.square().mean().sqrt())
-    fill[tuple(map(slice, w.shape))] = 0
-    return fill
+def add_noise(plan: Plan, key: str, w: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+    """`wide` + N(0, cfg.noise x its RMS) on every entry outside the old block."""
+    noise = torch.zeros_like(wide)
+    std = plan.cfg.noise * wide.square().mean().sqrt().item()
+    fill_new_blocks(plan, f"{key}:noise", noise, w.shape, std)
+    return wide + noise
 
 
 def inexact(plan: Plan) -> list[str]:

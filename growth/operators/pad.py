@@ -44,7 +44,7 @@ def pad(plan: Plan, spec: Spec, w: torch.Tensor) -> torch.Tensor:
         return pad_norm(plan, spec, w)
     if spec.part == "rotary":
         return w.index_select(1, table_index(plan))
-    wide = silence(plan, spec, expand(plan, spec, w))
+    wide = silence(plan, spec, expand(plan, spec, w, spare(plan, spec)))
     if spec.writes_residual:
         fill_new_rows(wide, spec.out_dim, plan.d_old, plan.arch.norm == "layernorm")
         wide *= stream_scale(plan)
@@ -77,12 +77,25 @@ def silence(plan: Plan, spec: Spec, wide: torch.Tensor) -> torch.Tensor:
         )
         if share < 1 or (spec.part == "k" and plan.cfg.heads == "wider"):
             zero_from(wide, spec.out_dim, old.shape[spec.out_dim])
-    space, silent = spec.in_space, ["heads", "ffn", "expert_ffn", "pooled"]
+    if (dim := silent_dim(plan, spec)) is not None:
+        zero_from(wide, dim, plan.sizes[spec.in_space][0])
+    return wide
+
+
+def silent_dim(plan: Plan, spec: Spec) -> int | None:
+    """The axis whose new columns are 0: what new heads and neurons send out, and what would read
+    a padded stream that is not 0 there."""
+    silent = ["heads", "ffn", "expert_ffn", "pooled"]
     if plan.post_ln or (plan.arch.norm == "layernorm" and reads_stream(plan, spec)):
         silent.append("residual")
-    if space in silent and space in plan.sizes:
-        zero_from(wide, spec.axes.index(space) if spec.out != 0 else 1, plan.sizes[space][0])
-    return wide
+    if spec.in_space in silent and spec.in_space in plan.sizes:
+        return spec.axes.index(spec.in_space) if spec.out != 0 else 1
+    return None
+
+
+def spare(plan: Plan, spec: Spec) -> set[int | None]:
+    """Axes whose new coordinates pad writes itself."""
+    return {silent_dim(plan, spec), spec.out_dim if spec.writes_residual else None}
 
 
 def zero_from(wide: torch.Tensor, dim: int, start: int) -> None:

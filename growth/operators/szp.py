@@ -32,8 +32,7 @@ def grow_tensor(plan: Plan, spec: Spec) -> torch.Tensor:
     std = plan.cfg.std * math.sqrt(old / new)
     if spec.part in WRITERS:
         std /= math.sqrt(2 * plan.n_layer)
-    draw = plan.rng(f"{spec.name}:{spec.part}").standard_normal(tuple(wide.shape), dtype="float32")
-    return wide + std * torch.from_numpy(draw).to(wide.dtype)
+    return wide.add_(plan.normal(f"{spec.name}:{spec.part}", wide.shape, std))
 
 
 SZP = Operator("szp", 10, grow_tensor)
