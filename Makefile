@@ -23,6 +23,9 @@ lint: setup
 figures: setup
 	for folder in results/*/rows; do $(RUN) run_ablations.py --summarize $$(dirname $$folder) || exit 1; done
 	$(RUN) -m figures.exactness
+	$(RUN) -m analysis.tuning
+	$(RUN) -m analysis.overview
+	$(RUN) -m figures.evidence
 
 setup: .venv/installed
 

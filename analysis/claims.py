@@ -200,11 +200,13 @@ def margin_of(rows: list[dict]) -> float:
     return MARGIN_SHARE * abs(contrast(rows, {"full": 1, "nrio": -1}, TRAIN[1]).mean)
 
 
-def decisions(rows: list[dict], first: bool = True) -> list[Decision]:
+def decisions(
+    rows: list[dict], first: bool = True, asked: tuple[Claim, ...] = CLAIMS
+) -> list[Decision]:
     """Every contrast of every claim on the rows of one stage, the deciding ones with Holm's p over
     all of them. first: whether this is the first growth."""
     margin, found = margin_of(rows), []
-    for claim in CLAIMS:
+    for claim in asked:
         if not (claim.later and first):
             for part in claim.contrasts:
                 found += _decide(claim, part, rows, margin)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from analysis.rows import number
+from analysis.rows import flatten, number
 
 CONFIDENCE = 0.95
 
@@ -48,10 +48,23 @@ def estimate(by_seed: Mapping[int, float]) -> Estimate:
     return Estimate(n, mean, float(high - low) / 2, float(test.pvalue), dict(by_seed))
 
 
+def measure(row: dict, metric: str) -> float:
+    """The number at a dotted path, or, for "lag.N", the validation loss N steps after growth: on
+    the curve, linear between evaluations, NaN beyond its end."""
+    if not metric.startswith("lag."):
+        return number(row, metric)
+    settings = dict(flatten(row["config"]))
+    tokens = int(metric[4:])
+    for name in ("batch_size", "block_size"):
+        tokens *= next((v for k, v in settings.items() if k.split(".")[-1] == name), math.nan)
+    xs, ys = row["curve"]["val_tokens"], row["curve"]["val"]
+    return float(np.interp(tokens, xs, ys, right=math.nan)) if tokens == tokens else math.nan
+
+
 def values_by_seed(rows: list[dict], variant: str, metric: str) -> dict[int, float]:
-    """{seed: value} of a variant's finished rows; `metric` is dotted, e.g. "metrics.val_loss"."""
+    """{seed: value} of a variant's finished rows; `metric` as measure() takes it."""
     pairs = (
-        (row["seed"], number(row, metric))
+        (row["seed"], measure(row, metric))
         for row in rows
         if row["variant"] == variant and row["status"] == "done"
     )

@@ -27,9 +27,8 @@ def draw(source: Path, out: Path) -> list[Path]:
         rows = list(csv.DictReader(file))
     models = list(dict.fromkeys(row["model"] for row in rows))
     columns = columns_of(rows)
-    figure, all_axes = plt.subplots(
-        1, len(DTYPES), figsize=(20, 0.34 * len(models) + 4), sharey=True, layout="constrained"
-    )
+    size = (0.26 * len(DTYPES) * len(columns) + 4, 0.3 * len(models) + 5)  # room for every label
+    figure, all_axes = plt.subplots(1, len(DTYPES), figsize=size, sharey=True, layout="constrained")
     for axes, dtype in zip(all_axes, DTYPES, strict=True):
         image = draw_dtype(axes, [row for row in rows if row["dtype"] == dtype], models, columns)
         axes.set_title(dtype)
@@ -59,7 +58,7 @@ def draw_dtype(axes: Axes, rows: list[dict], models: list[str], columns: list[tu
     axes.grid(False)
     if refused:
         axes.plot(*zip(*refused, strict=True), "x", color="#999999", markersize=5)
-    axes.set_xticks(range(len(columns)), [label(c) for c in columns], rotation=90, fontsize=8)
+    axes.set_xticks(range(len(columns)), [label(c) for c in columns], rotation=90)
     for x in range(1, len(columns)):
         if columns[x][:3] != columns[x - 1][:3]:
             axes.axvline(x - 0.5, color="white", linewidth=1.5)

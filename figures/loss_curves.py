@@ -21,6 +21,7 @@ from figures import style
 
 ZOOM = 0.6  # the right panel starts at this share of the stage's tokens
 MANY = 10  # above this many variants the single seeds are left out
+LEADERS = 20  # above this many the lines to the labels would merge into one bar
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,9 @@ def _parent_line(axes: Axes, rows: list[dict]) -> None:
     losses = {row["seed"]: row["parent"].get("val_loss") for row in rows if row["parent"]}
     losses = [loss for loss in losses.values() if loss is not None]
     if losses:
+        low, high = axes.get_ylim()  # a note outside them would leave half the picture blank
+        margin = 0.06 * (high - low)
+        axes.set_ylim(min(low, np.mean(losses) - margin), max(high, np.mean(losses) + margin))
         axes.axhline(np.mean(losses), color="black", linestyle="--", linewidth=1.2)
         axes.annotate(
             "parent's final loss",
@@ -183,7 +187,7 @@ def _label_ends(axes: Axes, all_curves: list[Curve], looks: dict[str, dict]) -> 
         color, dashes = (looks[curve.variant][name] for name in ("color", "linestyle"))
         line = {"transform": axes.transAxes, "clip_on": False, "color": color}
         beyond = len(curve.tokens) > 0 and curve.tokens[-1] > 1.001 * axes.get_xlim()[1]
-        if 0 <= end <= 1 and not beyond:
+        if 0 <= end <= 1 and not beyond and len(ordered) <= LEADERS:
             axes.plot((1, 1.03), (end, place), linewidth=0.8, **line)
         axes.plot((1.035, 1.11), (place, place), linestyle=dashes, **line)
         axes.text(1.12, place, _label(curve, end, beyond), transform=axes.transAxes, va="center")

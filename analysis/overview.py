@@ -1,0 +1,425 @@
+"""Every claim in one place: results/claims.md, and README's copy of its table, from committed rows.
+
+    python -m analysis.overview
+
+C1 to C8 are decided by analysis/claims.py in every results folder; each has one line here, that of
+the largest scale which decides it, and its other scales below. C9, S5 and S6 are decided by tests,
+S1 to S4 by the exactness matrix, L1 to L6 (what the literature disputes) by contrasts and trends
+over folders. What no row decides is *not run*, with the reason. Seeds >= 100 are never used here.
+"""
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scipy import stats
+
+import files
+from analysis.aggregate import aligned_lines
+from analysis.claims import (
+    ALPHA,
+    CLAIMS,
+    MIN_SEEDS,
+    Claim,
+    Contrast,
+    Decision,
+    decisions,
+    grown_stages,
+    interval,
+    overall,
+    p_text,
+    scale,
+)
+from analysis.paired import Estimate, contrast
+from analysis.rows import load_rows, matched
+from analysis.tuning import FIRST_SEED
+from errors import exit_on_user_error, read_command_line
+
+TRAIN, VAL = "metrics.train_loss", "metrics.val_loss"
+EXACT = 1e-10  # relative error of a float64 logit that counts as rounding
+BEGIN, END = "<!-- claims: python -m analysis.overview -->\n", "<!-- end of claims -->"
+PAPER = ("openwebtext", "fineweb", "fineweb-edu")  # C10's corpora
+
+
+@dataclass(frozen=True)
+class OverviewConfig:
+    """All committed rows to results/claims.md and README's table."""
+
+    results: Path = Path("results")
+    readme: Path = Path("README.md")
+
+
+@dataclass(frozen=True)
+class Study:
+    """The judged rows of one stage of one results folder."""
+
+    folder: str
+    stage: int | str
+    first: bool  # the first growth
+    rows: list[dict]
+
+    @property
+    def preset(self) -> str:
+        return self.rows[0]["preset"]
+
+    @property
+    def corpus(self) -> str:
+        return self.rows[0]["corpus"].get("source", "?")
+
+    @property
+    def grown(self) -> dict:
+        """A finished row of a grown variant."""
+        return next(r for r in self.rows if r["parent"] and r["status"] == "done")
+
+    @property
+    def size(self) -> str:
+        widths = [e["d_model"] for e in self.grown.get("lineage") or [] if "d_model" in e]
+        widths = dict.fromkeys([*widths, self.grown["d_model"]])
+        return f"{self.preset}, d {'→'.join(map(str, widths))}"
+
+    @property
+    def factor(self) -> float:
+        """Width after growth over the width before; NaN where the lineage does not say."""
+        widths = [e["d_model"] for e in self.grown.get("lineage") or [] if "d_model" in e]
+        before = [width for width in widths if width < self.grown["d_model"]]
+        return self.grown["d_model"] / before[-1] if before else math.nan
+
+    @property
+    def per_parameter(self) -> float:
+        """Tokens of the stage per parameter, a learned operator's included."""
+        tokens = self.grown["tokens"]
+        return (tokens["stage"] + tokens["operator"]) / self.grown["params"]
+
+    def effect(self, weights: dict[str, float], metric: str = TRAIN) -> Estimate:
+        return contrast(self.rows, weights, metric)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One claim at one scale."""
+
+    name: str
+    text: str
+    verdict: str
+    scale: str = ""
+    n: str = ""
+    effect: str = ""
+    interval: str = ""
+    holm: str = ""
+    rows: str = ""
+    command: str = ""
+    rank: tuple = ()
+
+    def cells(self) -> dict:
+        verdict = f"**{self.verdict}**" if self.verdict in ("reproduced", "not reproduced") else (
+            self.verdict
+        )  # fmt: skip
+        return {
+            "#": self.name, "claim": self.text, "verdict": verdict, "scale": self.scale,
+            "n": self.n, "effect (nats)": self.effect, "95 % CI": self.interval,
+            "Holm p": self.holm, "rows": self.rows,
+        }  # fmt: skip
+
+
+# ---- what there is
+
+
+def studies(results: Path) -> list[Study]:
+    """Every stage with grown models of every folder, its judged seeds only."""
+    found = []
+    for path in sorted(results.glob("*/rows")):
+        judged = [row for row in load_rows(path.parent) if row["seed"] < FIRST_SEED]
+        if not judged:
+            continue
+        rows, _ = matched(judged, allow_missing=True)
+        for i, (stage, group) in enumerate(grown_stages(rows)):
+            if any(row["parent"] and row["status"] == "done" for row in group):
+                found.append(Study(path.parent.name, stage, i == 0, group))
+    return found
+
+
+def weight(study: Study) -> float:
+    """How much a scale tells: parameters times tokens of the stage."""
+    return study.grown["params"] ** 2 * study.per_parameter
+
+
+# ---- lines
+
+
+def paper_lines(all_studies: list[Study], asked: tuple[Claim, ...] = CLAIMS) -> list[Line]:
+    """One line per claim and scale at which any of its parts ran; one "not run" line elsewhere."""
+    lines = []
+    decided = [(study, decisions(study.rows, study.first, asked)) for study in all_studies]
+    for claim in asked:
+        own = []
+        for study, found in decided:
+            parts = [d for d in found if d.claim is claim]
+            if any(d.verdict for d in parts):
+                own.append(decision_line(claim, study, parts))
+        lacking = f"no rows of {', '.join(sorted({v for c in claim.contrasts for v in c.weights}))}"
+        lines += own or [Line(claim.name, claim.text, f"not run ({lacking} together)")]
+    return lines
+
+
+def decision_line(claim: Claim, study: Study, parts: list[Decision]) -> Line:
+    """The claim at one scale; the numbers are those of the part that the verdict hangs on."""
+    word, ran = overall(parts), [d for d in parts if d.verdict]
+    last = next((d for d in ran if d.verdict == word), max(ran, key=lambda d: _p(d.holm)))
+    known = word.startswith(("reproduced", "not reproduced"))
+    n = max(d.found.n for d in ran)
+    return Line(
+        claim.name, claim.text, word, study.size, str(last.found.n),
+        f"{last.part}: {last.found.mean:+.4f}" if last.found.n else "", interval(last.found),
+        p_text(last.holm), f"[{study.folder}](results/{study.folder}/claims.md)",
+        command_of(study), (known, n >= MIN_SEEDS, word != "not run in full", weight(study)),
+    )  # fmt: skip
+
+
+def _p(p: float) -> float:
+    return p if math.isfinite(p) else -1.0
+
+
+def command_of(study: Study) -> str:
+    return Counter(str(row.get("command")) for row in study.rows).most_common(1)[0][0]
+
+
+BY_TEST = (
+    Line("C9", "Nothing remains at run time after folding and the ramp.", "reproduced (by test)",
+         rows="tests/test_fold.py::test_a_grown_model_is_a_plain_gpt"),
+    Line("S5", "[x, x] tiling scrambles heads.", "reproduced (by test)",
+         rows="tests/test_lossless.py::test_tiling_scrambles_heads"),
+    Line("S6", "Norms of the stream are preserved.", "reproduced (by test)",
+         rows="tests/test_lossless.py::test_norm_gauge_keeps_the_streams_norm"),
+)  # fmt: skip
+
+
+def corpora_line(all_studies: list[Study]) -> Line:
+    """C10: full - nrio on every corpus that has five seeds, at the first growth."""
+    text = "Holds on OpenWebText, FineWeb and FineWeb-Edu."
+    found: dict[str, Study] = {}
+    for study in sorted(all_studies, key=weight):
+        if study.first and study.effect({"full": 1, "nrio": -1}).n >= MIN_SEEDS:
+            found[study.corpus] = study
+    if not found:
+        return Line("C10", text, "not run (no corpus has five seeds of full and nrio)")
+    effects = {corpus: s.effect({"full": 1, "nrio": -1}) for corpus, s in found.items()}
+    holds = all(effect.high < 0 for effect in effects.values())
+    papers = all(corpus in found for corpus in PAPER)
+    verdict = ("reproduced" if holds else "not reproduced") if papers else (
+        "not run on these (a hub and a GPU are needed); full beats nrio on: "
+        + (", ".join(c for c, e in effects.items() if e.high < 0) or "none")
+    )  # fmt: skip
+    shown = "; ".join(f"{c} {e.mean:+.4f}" for c, e in effects.items())
+    spans = "; ".join(interval(e) for e in effects.values())
+    links = ", ".join(f"[{s.folder}](results/{s.folder}/claims.md)" for s in found.values())
+    n = str(min(e.n for e in effects.values()))
+    return Line("C10", text, verdict, " / ".join(s.size for s in found.values()), n, shown, spans,
+                rows=links)  # fmt: skip
+
+
+def note_lines(matrix: Path) -> list[Line]:
+    """S1 to S4 from the exactness matrix (float64, relative to the logits' spread)."""
+    if not matrix.exists():
+        return [Line(f"S{i}", "", "not run (no results/exactness.csv)") for i in range(1, 5)]
+    with open(matrix, newline="") as file:
+        cells = [c for c in csv.DictReader(file) if c["dtype"] == "float64" and c["max_rel_dlogit"]]
+    cells = [c for c in cells if c["method"] == "lossless"]
+    default = [c for c in cells if c["option"] == ""]
+    bert = [c for c in default if c["model"].startswith("BERT")]
+    curved = [c for c in bert if c["activation"] != "relu"]
+    rope = [c for c in cells if "recompute" in c["option"]]
+    unrotated = ("ours", "GPT-2", "T5", "mT5")
+    plain = [c for c in default if c["model"].startswith(unrotated) and "RoPE" not in c["model"]]
+    return [
+        exact_line("S1", "GPT and T5 are exact with any activation, GLU included.", plain),
+        exact_line("S2", "BERT with ReLU is exact.", [c for c in bert if c not in curved]),
+        exact_line("S3", "BERT with GELU is exact with its own scales.", curved),
+        exact_line("S4", "RoPE is only approximate by pairwise repeat.", rope, exact=False),
+    ]
+
+
+def exact_line(name: str, text: str, cells: list[dict], exact: bool = True) -> Line:
+    """Reproduced when all cells are exact to rounding, or, with exact False, when none is."""
+    errors = [float(c["max_rel_dlogit"]) for c in cells]
+    if not errors:
+        return Line(name, text, "not run (no such cell in the matrix)")
+    holds = all((error < EXACT) == exact for error in errors)
+    span = f"{min(errors):.1e} to {max(errors):.1e} of the logits' spread"
+    return Line(name, text, "reproduced" if holds else "not reproduced", "untrained, width 32",
+                f"{len(errors)} cells", span, rows="[exactness](results/exactness.md)")  # fmt: skip
+
+
+def _below(better: str, worse: str, metric: tuple[str, str] | None = None) -> Contrast:
+    return Contrast({better: 1, worse: -1}, metric=metric)
+
+
+LAG = ("loss after 16 steps", "lag.16")
+# One line per statement that only needs contrasts within a folder.
+DISPUTED = (
+    Claim("L1", "Preserving the function is not needed: plain growth (SZP) beats elaborate ones.",
+          (_below("szp", "full"), _below("szp", "lossless-pad"))),
+    Claim("L4", "Exact copies win at short lag, others at long.",
+          (_below("lossless", "nrio", LAG), _below("nrio", "lossless"))),
+    Claim("L5", "RMS-keeping copies with asymmetric reset and re-warm-up win at 2×.",
+          (_below("sparkling", "nrio"), _below("sparkling", "full"))),
+)  # fmt: skip
+PRETRAINED = Claim(
+    "L6", "On a pretrained model the operators' order is another one: exact starts win.",
+    (_below("lossless-pad", "nrio"), _below("lossless-pad", "srio"),
+     _below("lossless-pad", "full")),
+)  # fmt: skip
+
+
+def disputed_lines(all_studies: list[Study]) -> list[Line]:
+    pretrained = [s for s in all_studies if s.preset.startswith("pretrained")]
+    trained = [s for s in all_studies if s not in pretrained]
+    doubled = [s for s in trained if s.factor == 2]
+    lines = [
+        *paper_lines(trained, DISPUTED[:1]),
+        factor_line(trained),
+        length_line(trained),
+        *paper_lines(doubled, DISPUTED[1:]),
+        *paper_lines(pretrained, (PRETRAINED,)),
+    ]
+    return [replace(line, rows=line.rows.replace("/claims.md", "/table.md")) for line in lines]
+
+
+def family(all_studies: list[Study], *presets: str) -> list[Study]:
+    """The first growths of presets with these beginnings that compare growing with scratch."""
+    return [
+        s for s in all_studies
+        if s.first and s.preset.startswith(presets)
+        and s.effect({"nrio": 1, "scratch-flops": -1}).n >= MIN_SEEDS
+    ]  # fmt: skip
+
+
+def factor_line(all_studies: list[Study]) -> Line:
+    """L2: nrio - scratch-flops (equal FLOPs) against the growth factor, from tiny-x* alone."""
+    text = "Above some growth factor scratch at equal FLOPs wins; 2× is the most reliable."
+    found = {}
+    for s in family(all_studies, "tiny-x"):
+        found[s.factor] = (s, s.effect({"nrio": 1, "scratch-flops": -1}))
+    if len(found) < 3 or 2.0 not in found:
+        return Line("L2", text, "not run (tiny-x* presets at three factors or more, 2× among them)")
+    largest = found[max(found)][1]
+    most = min(found, key=lambda f: found[f][1].mean)
+    if largest.low > 0:
+        verdict = "reproduced" if most == 2 else f"not reproduced (the best factor is {most:g})"
+    else:
+        wins = "growing still wins" if largest.high < 0 else "undecided"
+        verdict = f"not reproduced up to {max(found):g}× ({wins} there)"
+    return series_line("L2", text, verdict, {f"{f:g}×": p for f, p in sorted(found.items())})
+
+
+def series_line(name: str, text: str, verdict: str, found: dict) -> Line:
+    """A line of several studies: label -> (study, effect)."""
+    links = ", ".join(f"[{s.folder}](results/{s.folder}/table.md)" for s, _ in found.values())
+    return Line(
+        name, text, verdict, ", ".join(dict.fromkeys(s.preset for s, _ in found.values())),
+        str(min(e.n for _, e in found.values())),
+        "; ".join(f"{label} {e.mean:+.3f}" for label, (_, e) in found.items()),
+        "; ".join(interval(e) for _, e in found.values()), rows=links,
+    )  # fmt: skip
+
+
+def length_line(all_studies: list[Study]) -> Line:
+    """L3: nrio - scratch-flops against log2 tokens per parameter, mini at several of them."""
+    text = "The gain over scratch fades as tokens per parameter grow."
+    chosen = [s for s in family(all_studies, "mini") if "stable" not in s.preset]
+    found = {s.per_parameter: (s, s.effect({"nrio": 1, "scratch-flops": -1})) for s in chosen}
+    if len(found) < 3:
+        return Line("L3", text, "not run (mini at three numbers of tokens per parameter or more)")
+    slope, half, p = trend([(math.log2(x), e) for x, (_, e) in found.items()])
+    verdict = "inconclusive" if p >= ALPHA else "reproduced" if slope > 0 else "not reproduced"
+    line = series_line("L3", text, verdict, {f"{x:.0f}": found[x] for x in sorted(found)})
+    effect = f"{slope:+.4f} per doubling ({line.effect})"
+    ends = f"[{slope - half:+.4f}, {slope + half:+.4f}]"
+    return replace(line, effect=effect, interval=ends, holm=p_text(p))
+
+
+def trend(points: Iterable[tuple[float, Estimate]]) -> tuple[float, float, float]:
+    """Slope of the effect on x over all seeds of all points, half its 95 % CI, two-sided p: least
+    squares with the seeds as independent repetitions."""
+    pairs = [(x, y) for x, effect in points for y in effect.by_seed.values()]
+    fit = stats.linregress(*zip(*pairs, strict=True))
+    return fit.slope, float(stats.t.ppf(0.975, len(pairs) - 2)) * fit.stderr, fit.pvalue
+
+
+# ---- the page
+
+
+def lines_of(results: Path) -> list[Line]:
+    """Every line, in the order of the claims."""
+    found = studies(results)
+    lines = [*paper_lines(found), corpora_line(found), *BY_TEST, *note_lines(
+        results / "exactness.csv"), *disputed_lines(found)]  # fmt: skip
+    return sorted(lines, key=lambda line: ("CSL".index(line.name[0]), int(line.name[1:])))
+
+
+def heads(lines: list[Line]) -> list[Line]:
+    """One line per claim: the largest scale that decides it; it says how the others went."""
+    best = []
+    for name in dict.fromkeys(line.name for line in lines):
+        own = [line for line in lines if line.name == name]
+        head = max(own, key=lambda line: line.rank)
+        others = {line.verdict for line in own if line.rank and line.rank[0]} - {head.verdict}
+        more = f" (elsewhere: {', '.join(sorted(others))})" if others else ""
+        best.append(replace(head, verdict=head.verdict + more))
+    return best
+
+
+def page(lines: list[Line], all_studies: list[Study]) -> str:
+    """results/claims.md."""
+    text = [
+        "# Every claim",
+        "",
+        "Generated by `python -m analysis.overview` from the committed rows. A difference is "
+        "paired by seed, negative is better for the first; the effect shown is the part that the "
+        "verdict hangs on. One line per claim: the largest scale that decides it; all follow.",
+        "",
+        *relative(aligned_lines([line.cells() for line in heads(lines)])),
+        "",
+    ]
+    for name in dict.fromkeys(line.name for line in lines):
+        own = [line for line in lines if line.name == name and line.scale]
+        if len(own) > 1 or any(line.command for line in own):
+            text += [f"## {name}: {own[0].text}", ""]
+            cells = [{k: v for k, v in line.cells().items() if k not in ("#", "claim")}
+                     for line in sorted(own, key=lambda line: line.rank, reverse=True)]  # fmt: skip
+            text += [*relative(aligned_lines(cells)), ""]
+            commands = dict.fromkeys(line.command for line in own if line.command)
+            text += [*(f"- `{command}`" for command in commands), ""]
+    text += ["## Scales", ""]
+    text += [f"- {s.folder}, stage {s.stage}: {scale(s.rows)}" for s in all_studies]
+    return "\n".join(text).rstrip() + "\n"
+
+
+def relative(table: list[str]) -> list[str]:
+    """Links of README as a file inside results/ needs them."""
+    return [line.replace("](results/", "](") for line in table]
+
+
+def in_readme(readme: str, table: list[str]) -> str:
+    """README with its marked block replaced."""
+    head, _, rest = readme.partition(BEGIN)
+    _, found, tail = rest.partition(END)
+    return head + BEGIN + "\n".join(table) + "\n" + END + tail if found else readme
+
+
+def main() -> None:
+    cfg = read_command_line(OverviewConfig, __doc__)
+    lines = lines_of(cfg.results)
+    files.write_text(cfg.results / "claims.md", page(lines, studies(cfg.results)))
+    if cfg.readme.is_file():
+        kept = ("#", "claim", "verdict", "effect (nats)", "95 % CI", "rows")
+        cells = [{key: line.cells()[key] for key in kept} for line in heads(lines)]
+        table = aligned_lines(cells)
+        files.write_text(cfg.readme, in_readme(cfg.readme.read_text(), table))
+    print(*(f"{line.name:4} {line.verdict}" for line in heads(lines)), sep="\n")
+
+
+if __name__ == "__main__":
+    exit_on_user_error(main)
