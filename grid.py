@@ -17,7 +17,7 @@ from growth.operators import find as find_operator
 from growth.optim import check_policy
 from growth.plan import GrowConfig
 from models.gpt import GPTConfig, count_parameters, flops_per_token
-from training.settings import TrainConfig, settled
+from training.config import TrainConfig, settled
 
 GATE_FRACTION = 40 / 880  # the paper's 2 shards of 20 M tokens out of 44 M x 20
 LAST_FRACTION = 20 / 880  # its training loss is the mean over the last shard

@@ -19,18 +19,10 @@ from typing import Annotated
 
 import tyro
 
-import checkpoint
+import files
 from errors import UserError, exit_on_user_error, read_command_line
-from growth import twin
-from growth.apply import gpt_source, no_weights, plan_growth, wide_config
-from growth.child import ages_of, grow_checkpoint
-from growth.folder import grow_folder, plan_folder
-from growth.operators import find
-from growth.plan import GrowConfig
-from growth.report import NotExact, print_card, print_shapes
-from models import hf, hf_folder
-from models.gpt import count_parameters
-from models.sizes import MAX_WIDTH, Apart, Sizes
+from growth.config import GrowConfig
+from models.sizes import MAX_WIDTH, Apart, Sizes, check_wider
 from settings import Above, Range
 
 Hidden = tyro.conf.Suppress  # settings of learned operators, which need data: run_ablations.py
@@ -66,16 +58,6 @@ class GrowArgs(GrowConfig):
     force_inexact: bool = False  # keep what an exact method made though its card is not exact
     dry_run: bool = False
     allow_pickle: bool = False  # read pytorch_model.bin (with weights_only)
-
-
-def main() -> None:
-    args = read_command_line(GrowArgs, __doc__)
-    check_places(args)
-    grow = grow_ours if (args.src / "state.json").is_file() else grow_hugging_face
-    try:
-        grow(args)
-    except NotExact as broken:
-        sys.exit(f"error: {broken}")  # 1: nothing is wrong with what the user asked for
 
 
 def check_places(args: GrowArgs) -> None:
@@ -121,6 +103,52 @@ def new_width(args: GrowArgs, d_old: int) -> int:
             f"{d_old}: try --width {low} or --width {low + 1}"
         )
     return round(width)
+
+
+def check_early(args: GrowArgs) -> None:
+    """What can be refused without torch."""
+    check_places(args)
+    if d_old := named_width(args.src):
+        check_wider(d_old, new_width(args, d_old), bool(apart(args)))
+
+
+def named_width(src: Path) -> int | None:
+    """The width that the source's own config names; None where it is not plain to see, so that
+    growth itself must find what is wrong."""
+    found = [src / name for name in ("state.json", "config.json") if (src / name).is_file()]
+    try:
+        raw = files.read_json(found[0])
+        raw = raw["meta"]["config"] if found[0].name == "state.json" else raw
+        widths = [raw[key] for key in ("hidden_size", "n_embd", "d_model", "dim") if key in raw]
+    except (UserError, LookupError, TypeError):
+        return None
+    return widths[0] if len(widths) == 1 and type(widths[0]) is int and widths[0] > 0 else None
+
+
+if __name__ == "__main__":  # --help and refusals come before torch, which takes a second to load
+    exit_on_user_error(lambda: check_early(read_command_line(GrowArgs, __doc__)))
+
+import checkpoint
+from growth import twin
+from growth.apply import gpt_source, no_weights, plan_growth, wide_config
+from growth.child import ages_of, grow_checkpoint
+from growth.folder import grow_folder, plan_folder
+from growth.operators import find
+from growth.report import NotExact, print_card, print_shapes
+from models import hf, hf_folder
+from models.gpt import count_parameters
+
+
+def main() -> None:
+    args = read_command_line(GrowArgs, __doc__)
+    check_early(args)
+    if args.operator != "auto":
+        find(args.operator)  # before transformers is loaded
+    grow = grow_ours if (args.src / "state.json").is_file() else grow_hugging_face
+    try:
+        grow(args)
+    except NotExact as broken:
+        sys.exit(f"error: {broken}")  # 1: nothing is wrong with what the user asked for
 
 
 def settings(args: GrowArgs, old: Sizes, d_new: int) -> GrowConfig:

@@ -19,18 +19,7 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-import cluster
-import grid
-from analysis.publish import publish, summarize
-from cluster import output
-from cluster.budget import print_budget
-from cluster.parent import bring_parent, read_parent
-from cluster.progress import GridBar, print_status
-from data.prepare import PrepareConfig, default_out, prepare
 from errors import UserError, exit_on_user_error, read_command_line
-from provenance import code_version
 
 ROOT = Path(__file__).resolve().parent
 
@@ -79,6 +68,22 @@ class Args:
     """another corpus for the preset, e.g. file:my_texts/; give it an --out of its own"""
     corpora: Path = ROOT / "corpora"
     """where prepared corpora lie"""
+
+
+if __name__ == "__main__":  # --help and refusals come before torch, which takes a second to load
+    exit_on_user_error(lambda: read_command_line(Args, __doc__))
+
+import torch
+
+import cluster
+import grid
+from analysis.publish import publish, summarize
+from cluster import output
+from cluster.budget import print_budget
+from cluster.parent import bring_parent, read_parent
+from cluster.progress import GridBar, print_status
+from data.prepare import PrepareConfig, default_out, prepare
+from provenance import code_version
 
 
 def main() -> None:

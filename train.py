@@ -23,6 +23,12 @@ import time
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
+from errors import UserError, exit_on_user_error, read_command_line
+from training.config import TrainConfig, settled
+
+if __name__ == "__main__":  # --help and refusals come before torch, which takes a second to load
+    exit_on_user_error(lambda: settled(read_command_line(TrainConfig, __doc__)))
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,7 +36,6 @@ import checkpoint
 import files
 from checkpoint import Checkpoint
 from data.shards import Corpus
-from errors import UserError, exit_on_user_error, read_command_line
 from growth.gate import Gate, alpha_at
 from growth.rewarm import NewCoordinates, shapes_before
 from models.gpt import GPT, GPTConfig
@@ -52,11 +57,9 @@ from training.processes import (
 from training.settings import (
     Setup,
     State,
-    TrainConfig,
     check_fit,
     find_origin,
     identify,
-    settled,
 )
 from training.summary import describe, lineage_entry, summarize
 

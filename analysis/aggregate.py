@@ -11,14 +11,30 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
 import tyro
+
+from errors import UserError, exit_on_user_error, read_command_line
+
+
+@dataclass(frozen=True)
+class AggregateConfig:
+    """Rows of finished runs to table.csv, table.md and claims.md."""
+
+    folder: tyro.conf.Positional[Path]  # a results folder, e.g. results/tiny
+    baseline: str = ""  # the variant that all others are paired with; default: nrio
+    out: Path | None = None  # where to write; default: the results folder
+    allow_missing: bool = False  # use the seeds common to all variants instead of refusing
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(AggregateConfig, __doc__))
+
+import pandas as pd
 
 import files
 from analysis.claims import claims, scale
 from analysis.paired import contrast, estimate, holm, values_by_seed
 from analysis.rows import by_stage, load_rows, matched, number
-from errors import UserError, exit_on_user_error, read_command_line
 
 BASELINE = "nrio"
 # The order of variants in tables and pictures; variants not named here follow, by name.
@@ -34,16 +50,6 @@ ORDER = (
     *("mrio-lo", "lrio-orth", "lrio", "lrio-gate", "ligo", "policies-rotate-only"),
     *("policies-gamma-only", "full-nogate", "full"),
 )
-
-
-@dataclass(frozen=True)
-class AggregateConfig:
-    """Rows of finished runs to table.csv, table.md and claims.md."""
-
-    folder: tyro.conf.Positional[Path]  # a results folder, e.g. results/tiny
-    baseline: str = ""  # the variant that all others are paired with; default: nrio
-    out: Path | None = None  # where to write; default: the results folder
-    allow_missing: bool = False  # use the seeds common to all variants instead of refusing
 
 
 def variant_key(variant: str) -> tuple:

@@ -15,6 +15,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from errors import exit_on_user_error, read_command_line
+
+
+@dataclass(frozen=True)
+class OverviewConfig:
+    """All committed rows to results/claims.md and README's table."""
+
+    results: Path = Path("results")
+    readme: Path = Path("README.md")
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(OverviewConfig, __doc__))
+
 from scipy import stats
 
 import files
@@ -36,20 +50,11 @@ from analysis.claims import (
 from analysis.paired import Estimate, contrast
 from analysis.rows import load_rows, matched
 from analysis.tuning import FIRST_SEED
-from errors import exit_on_user_error, read_command_line
 
 TRAIN, VAL = "metrics.train_loss", "metrics.val_loss"
 EXACT = 1e-10  # relative error of a float64 logit that counts as rounding
 BEGIN, END = "<!-- claims: python -m analysis.overview -->\n", "<!-- end of claims -->"
 PAPER = ("openwebtext", "fineweb", "fineweb-edu")  # C10's corpora
-
-
-@dataclass(frozen=True)
-class OverviewConfig:
-    """All committed rows to results/claims.md and README's table."""
-
-    results: Path = Path("results")
-    readme: Path = Path("README.md")
 
 
 @dataclass(frozen=True)

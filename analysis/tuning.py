@@ -11,12 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-import files
-from analysis.aggregate import aligned_lines, variant_key
-from analysis.rows import flatten, load_rows
 from errors import exit_on_user_error, read_command_line
-
-FIRST_SEED = 100  # seeds from here on tune, the ones below judge
 
 
 @dataclass(frozen=True)
@@ -25,6 +20,16 @@ class TuningConfig:
 
     results: Path = Path("results")
     out: Path | None = None  # default: RESULTS/tuning.md
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(TuningConfig, __doc__))
+
+import files
+from analysis.aggregate import aligned_lines, variant_key
+from analysis.rows import flatten, load_rows
+
+FIRST_SEED = 100  # seeds from here on tune, the ones below judge
 
 
 @dataclass(frozen=True)

@@ -23,19 +23,34 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-
-import files  # noqa: E402
-from data.sources import BadInput, open_source  # noqa: E402
-from errors import UserError, exit_on_user_error, read_command_line  # noqa: E402
-from growth.operator import BY_DESIGN  # noqa: E402
-from models.double import Float64  # noqa: E402
-from provenance import provenance  # noqa: E402
+from errors import UserError, exit_on_user_error, read_command_line
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Which models to grow, and where the report goes."""
+
+    smollm2: Path | None = None
+    minilm: Path | None = None
+    out: Path = ROOT / "results"
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(Config, __doc__))
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+import torch.nn.functional as F
+
+import files
+from data.sources import BadInput, open_source
+from growth.operator import BY_DESIGN
+from models.double import Float64
+from provenance import provenance
+
 GROWTHS = {  # name -> grow.py's options, at width ratio
     "smollm2": {
         "lossless ×2": ["--factor", "2"],
@@ -59,15 +74,6 @@ SENTENCES = (
     "Shares lost much of their value at the start of the week.",
 )
 WINDOWS, LENGTH, NEW_TOKENS = 4, 256, 24
-
-
-@dataclass(frozen=True)
-class Config:
-    """Which models to grow, and where the report goes."""
-
-    smollm2: Path | None = None
-    minilm: Path | None = None
-    out: Path = ROOT / "results"
 
 
 def main() -> None:

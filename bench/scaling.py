@@ -14,17 +14,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+from errors import UserError, exit_on_user_error, read_command_line
+from settings import Range, check
+
+
+@dataclass(frozen=True)
+class Args:
+    threads: Annotated[int, Range(1, 1024)] = 1
+    widths: str = "64,128,256,384,512,768"
+    """comma-separated, multiples of 64"""
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(Args, __doc__))
+
 import numpy as np
 
 import files
 from bench.step import open_trainer, seconds
-from errors import UserError, exit_on_user_error, read_command_line
 from grid import PRESETS, RECIPE
 from growth.apply import grow
 from growth.plan import GrowConfig
 from models.gpt import GPT, GPTConfig, count_parameters, flops_per_token
 from provenance import provenance
-from settings import Range, check
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "scaling.json"
 PAPER = PRESETS["paper"]
@@ -42,13 +54,6 @@ PLANNED = {
         GPTConfig(**LLAMA, n_layer=32, n_head=32, d_model=4096, d_ff=11008), 20, 1
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Args:
-    threads: Annotated[int, Range(1, 1024)] = 1
-    widths: str = "64,128,256,384,512,768"
-    """comma-separated, multiples of 64"""
 
 
 def main() -> None:

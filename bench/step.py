@@ -21,10 +21,11 @@ import train
 from data.prepare import ShardWriter
 from data.shards import FORMAT, SPLITS, Corpus, manifest_hash
 from models.gpt import GPTConfig
+from training.config import TrainConfig, settled
 from training.numerics import choose
 from training.optimizer import make_optimizer
 from training.processes import find_place
-from training.settings import Origin, Setup, State, TrainConfig, settled
+from training.settings import Origin, Setup, State
 
 TOKENS = {"train": 1 << 20, "val": 1 << 17}
 SECONDS = 1.0  # of steps that are timed

@@ -23,29 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-
-import files  # noqa: E402
-from bench.step import Trainer, open_trainer, seconds  # noqa: E402
-from errors import UserError, exit_on_user_error, read_command_line  # noqa: E402
-from grid import PRESETS, Preset  # noqa: E402
-from models.gpt import GPTConfig, flops_per_token  # noqa: E402
-from provenance import provenance  # noqa: E402
-from settings import Range, check  # noqa: E402
-from training.numerics import matmul_precision  # noqa: E402
-from training.processes import Place, on_device  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "results" / "throughput.json"
-PAPER = PRESETS["paper"]
-# name -> (preset whose protocol it is, model, sequences per step on a CPU)
-SHAPES = {"tiny": (PRESETS["tiny"], PRESETS["tiny"].config(1), 16)} | {
-    f"d{d}": (PAPER, PAPER.model.widened(d), 4) for d in (256, 384, 768)
-}
+from errors import UserError, exit_on_user_error, read_command_line
+from settings import Range, check
 
 
 @dataclass(frozen=True)
@@ -64,6 +43,32 @@ class Args:
     """of every contestant"""
     alone: str = ""
     """run this contestant alone for a few steps, and print its peak memory"""
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(Args, __doc__))
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import files
+from bench.step import Trainer, open_trainer, seconds
+from grid import PRESETS, Preset
+from models.gpt import GPTConfig, flops_per_token
+from provenance import provenance
+from training.numerics import matmul_precision
+from training.processes import Place, on_device
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results" / "throughput.json"
+PAPER = PRESETS["paper"]
+# name -> (preset whose protocol it is, model, sequences per step on a CPU)
+SHAPES = {"tiny": (PRESETS["tiny"], PRESETS["tiny"].config(1), 16)} | {
+    f"d{d}": (PAPER, PAPER.model.widened(d), 4) for d in (256, 384, 768)
+}
 
 
 Step = Callable[[], object]

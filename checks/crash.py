@@ -30,6 +30,28 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from errors import UserError, exit_on_user_error, read_command_line
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Args:
+    """Kill a chain of runs again and again; compare with a chain that was left alone."""
+
+    kills: int = 200
+    """SIGKILLs in all"""
+    seed: int = 0
+    """of the moments"""
+    out: Path = ROOT / "runs" / "crash"
+    """working folder; a chain that failed is kept here"""
+    report: Path = ROOT / "results"
+    """where crash.json and crash.md are written"""
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(Args, __doc__))
+
 import pandas as pd
 import torch
 from tqdm import tqdm
@@ -41,12 +63,10 @@ from analysis.rows import load_rows
 from cluster.execute import execute
 from data.prepare import PrepareConfig, prepare
 from data.shards import Corpus
-from errors import UserError, exit_on_user_error, read_command_line
 from grid import PRESETS, expand_grid
 from models.gpt import count_parameters
 from provenance import provenance
 
-ROOT = Path(__file__).resolve().parents[1]
 VARIANT = "srio"
 RUNS = ("parent-s0", f"{VARIANT}-s0")
 CLOCK = {"wall_s", "train_s", "seconds", "tokens_per_s", "finished"}  # may differ between chains
@@ -63,20 +83,6 @@ TRIGGERS = {"time": "any time", "before": "before a file operation", "after": "j
 AFTER_S = 0.004  # a file of these sizes is written and synced in about this time
 MOST_KILLS = 12  # of one chain
 PATIENCE_S = 300  # for a chain that is not killed
-
-
-@dataclass(frozen=True)
-class Args:
-    """Kill a chain of runs again and again; compare with a chain that was left alone."""
-
-    kills: int = 200
-    """SIGKILLs in all"""
-    seed: int = 0
-    """of the moments"""
-    out: Path = ROOT / "runs" / "crash"
-    """working folder; a chain that failed is kept here"""
-    report: Path = ROOT / "results"
-    """where crash.json and crash.md are written"""
 
 
 @dataclass(frozen=True)

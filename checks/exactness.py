@@ -17,30 +17,9 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-from tqdm import tqdm
-
-import checkpoint
-import files
-from checks import zoo
-from checks.zoo import CONTEXT, MODELS, VOCAB, D, Model, logits, shake
 from errors import UserError, exit_on_user_error, read_command_line
-from growth import folder
-from growth.apply import grow
-from growth.operators import find
-from growth.plan import GrowConfig
-from growth.report import compare
-from models import hf, hf_folder
-from models.gpt import GPT
 
 ROOT = Path(__file__).resolve().parents[1]
-FACTORS = (2.0, 3.0, 1.5)
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-LIMITS = {"float64": 1e-10, "float32": 1e-5}  # of what is claimed exact
-COLUMNS = (
-    "model family tied bias activation method factor heads option dtype "
-    "max_rel_dlogit kl parent_rounding claim verdict reason"
-).split()
 
 
 @dataclass(frozen=True)
@@ -49,6 +28,33 @@ class MatrixConfig:
 
     out: Path = ROOT / "results"
     only: tuple[str, ...] = ()  # families, e.g. gpt2 t5; printed, not written
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(MatrixConfig, __doc__))
+
+import torch
+from tqdm import tqdm
+
+import checkpoint
+import files
+from checks import zoo
+from checks.zoo import CONTEXT, MODELS, VOCAB, D, Model, logits, shake
+from growth import folder
+from growth.apply import grow
+from growth.operators import find
+from growth.plan import GrowConfig
+from growth.report import compare
+from models import hf, hf_folder
+from models.gpt import GPT
+
+FACTORS = (2.0, 3.0, 1.5)
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+LIMITS = {"float64": 1e-10, "float32": 1e-5}  # of what is claimed exact
+COLUMNS = (
+    "model family tied bias activation method factor heads option dtype "
+    "max_rel_dlogit kl parent_rounding claim verdict reason"
+).split()
 
 
 # ---- what is measured

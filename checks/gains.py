@@ -21,13 +21,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import torch
 import tyro
+
+from errors import UserError, exit_on_user_error, read_command_line
+
+
+@dataclass(frozen=True)
+class Args:
+    """Diagnose growth operators on one model, without training."""
+
+    parent: tyro.conf.Positional[Path]  # a checkpoint of ours, or a Hugging Face folder
+    data: Path  # a corpus with the model's tokenizer
+    width: int  # of the grown model
+    out: Path  # folder for gains.md
+    tokens: int = 2048  # validation tokens of each loss
+    context: int = 256  # tokens per sequence
+    seeds: int = 3  # growth seeds of the first table
+    threads: int = 1
+    table: Literal["all", "starts", "parts", "norms"] = "all"  # one alone: gains-TABLE.md
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(Args, __doc__))
+
+import torch
 from tqdm import tqdm
 
 from cluster.parent import read_parent
 from data.shards import Corpus
-from errors import UserError, exit_on_user_error, read_command_line
 from growth.apply import grow
 from growth.plan import GrowConfig
 from growth.rotation import givens, rotate, theta
@@ -50,21 +71,6 @@ FORMS = {
     "full recipe (without gate)": GrowConfig("srio", attn="convex", ffn="tiled"),
     "full recipe, gains kept": GrowConfig("srio", attn="convex", ffn="tiled", norm="keep"),
 }
-
-
-@dataclass(frozen=True)
-class Args:
-    """Diagnose growth operators on one model, without training."""
-
-    parent: tyro.conf.Positional[Path]  # a checkpoint of ours, or a Hugging Face folder
-    data: Path  # a corpus with the model's tokenizer
-    width: int  # of the grown model
-    out: Path  # folder for gains.md
-    tokens: int = 2048  # validation tokens of each loss
-    context: int = 256  # tokens per sequence
-    seeds: int = 3  # growth seeds of the first table
-    threads: int = 1
-    table: Literal["all", "starts", "parts", "norms"] = "all"  # one alone: gains-TABLE.md
 
 
 def main() -> None:

@@ -13,22 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import matplotlib.pyplot as plt
-import numpy as np
 import tyro
 
-from analysis.aggregate import variant_key
-from analysis.claims import CLAIMS, decisions
-from analysis.overview import DISPUTED, Study, studies, trend
-from analysis.paired import Estimate
 from errors import exit_on_user_error, read_command_line
-from figures import style
-from growth.rotation import theta
-from models.gpt import GPTConfig, count_parameters
-
-SIZES = ("nrio-policies", "srio", "full", "pad-gain")  # drawn against size, minus nrio
-PAPER = (count_parameters(GPTConfig().widened(384)), -0.0416)  # parameters, full - nrio
-OLD, NEW = "#0072B2", "#D55E00"  # coordinates before and after growth
 
 
 @dataclass(frozen=True)
@@ -43,6 +30,25 @@ class EvidenceConfig:
     ] = "all"  # fmt: skip
     results: Path = Path("results")
     out: Path = Path("figures")
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(EvidenceConfig, __doc__))
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from analysis.aggregate import variant_key
+from analysis.claims import CLAIMS, decisions
+from analysis.overview import DISPUTED, Study, studies, trend
+from analysis.paired import Estimate
+from figures import style
+from growth.rotation import theta
+from models.gpt import GPTConfig, count_parameters
+
+SIZES = ("nrio-policies", "srio", "full", "pad-gain")  # drawn against size, minus nrio
+PAPER = (count_parameters(GPTConfig().widened(384)), -0.0416)  # parameters, full - nrio
+OLD, NEW = "#0072B2", "#D55E00"  # coordinates before and after growth
 
 
 def bars(axes, x: float, found: Estimate, color: str, marker: str = "o", label: str = "") -> None:

@@ -9,19 +9,9 @@ other. Thick: mean over the seeds that finished; faint: each seed; a cross ends 
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-import numpy as np
 import tyro
-from matplotlib.axes import Axes
 
-from analysis.aggregate import variant_key
-from analysis.rows import by_stage, load_rows, matched
 from errors import exit_on_user_error, read_command_line
-from figures import style
-
-ZOOM = 0.6  # the right panel starts at this share of the stage's tokens
-MANY = 10  # above this many variants the single seeds are left out
-LEADERS = 20  # above this many the lines to the labels would merge into one bar
 
 
 @dataclass(frozen=True)
@@ -31,6 +21,22 @@ class CurvesConfig:
     folder: tyro.conf.Positional[Path]  # a results folder, e.g. results/tiny
     out: Path  # folder for the pictures
     allow_missing: bool = False  # use the seeds common to all variants instead of refusing
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(CurvesConfig, __doc__))
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+from analysis.aggregate import variant_key
+from analysis.rows import by_stage, load_rows, matched
+from figures import style
+
+ZOOM = 0.6  # the right panel starts at this share of the stage's tokens
+MANY = 10  # above this many variants the single seeds are left out
+LEADERS = 20  # above this many the lines to the labels would merge into one bar
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,9 @@ seed, so no interval. Left of 0 is better than the baseline. What lies outside i
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import tyro
-from matplotlib.axes import Axes
 
-from analysis.aggregate import BASELINE, variant_key
-from analysis.paired import Estimate, contrast
-from analysis.rows import by_stage, load_rows, matched
 from errors import UserError, exit_on_user_error, read_command_line
-from figures import style
-
-PANELS = (("validation loss", "metrics.val_loss"), ("training loss", "metrics.train_loss"))
 
 
 @dataclass(frozen=True)
@@ -28,8 +20,22 @@ class TableConfig:
 
     folder: tyro.conf.Positional[Path]  # a results folder, e.g. results/tiny
     out: Path  # folder for the pictures
-    baseline: str = BASELINE  # the variant that all others are paired with
+    baseline: str = ""  # the variant that all others are paired with; default: nrio
     allow_missing: bool = False  # use the seeds common to all variants instead of refusing
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(TableConfig, __doc__))
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from analysis.aggregate import BASELINE, variant_key
+from analysis.paired import Estimate, contrast
+from analysis.rows import by_stage, load_rows, matched
+from figures import style
+
+PANELS = (("validation loss", "metrics.val_loss"), ("training loss", "metrics.train_loss"))
 
 
 def draw(
@@ -112,9 +118,10 @@ def _edge(axes: Axes, x: float, y: int, symbol: str, look: dict) -> None:
 
 def main() -> None:
     cfg = read_command_line(TableConfig, __doc__)
-    paths = draw(load_rows(cfg.folder), cfg.out, cfg.baseline, cfg.allow_missing)
+    baseline = cfg.baseline or BASELINE
+    paths = draw(load_rows(cfg.folder), cfg.out, baseline, cfg.allow_missing)
     if not paths:
-        raise UserError(f"no stage of {cfg.folder} has {cfg.baseline!r} and another variant")
+        raise UserError(f"no stage of {cfg.folder} has {baseline!r} and another variant")
     print(*paths, sep="\n")
 
 

@@ -14,17 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
 import tyro
 
-import checkpoint
-import files
-from data.tokenizers import EOT_TEXT, bpe, read_definition
 from errors import UserError, exit_on_user_error, read_command_line
-from models import hf_folder
-from models.gpt import GPT
-from models.gpt2 import from_gpt2, from_nanogpt, to_gpt2
-from models.llama import from_llama, to_llama
 
 
 @dataclass(frozen=True)
@@ -40,6 +32,20 @@ class ConvertConfig:
     context: int = 0  # from-llama: positions of ours, the length it trains on; 0: the folder's
     vocab_size: int = 0  # from-nanogpt: rows to keep of a padded vocabulary; 0: all
     force: bool = False
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(ConvertConfig, __doc__))
+
+import torch
+
+import checkpoint
+import files
+from data.tokenizers import EOT_TEXT, bpe, read_definition
+from models import hf_folder
+from models.gpt import GPT
+from models.gpt2 import from_gpt2, from_nanogpt, to_gpt2
+from models.llama import from_llama, to_llama
 
 
 def convert(cfg: ConvertConfig) -> None:

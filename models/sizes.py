@@ -149,10 +149,7 @@ class Sizes:
 def fitting(make: Callable, d_old: int, d_new: int, same: bool = False):
     """make(d_new) for a width above d_old, or, with `same`, of d_old; where it raises Misfit, a
     UserError with the nearest widths at which it does not."""
-    if not d_old + (not same) <= d_new <= MAX_WIDTH:
-        raise UserError(
-            f"new width {d_new} must be larger than the old width {d_old}, and at most {MAX_WIDTH}"
-        )
+    check_wider(d_old, d_new, same)
 
     def works(d: int) -> bool:
         try:
@@ -168,3 +165,10 @@ def fitting(make: Callable, d_old: int, d_new: int, same: bool = False):
         near = [*([below] if below else []), *islice(above, 1 if below else 2)]
         hint = f"; the nearest that work: {' and '.join(map(str, near))}" if near else ""
         raise UserError(f"{misfit}{hint}") from None
+
+
+def check_wider(d_old: int, d_new: int, same: bool = False) -> None:
+    if not d_old + (not same) <= d_new <= MAX_WIDTH:
+        raise UserError(
+            f"new width {d_new} must be larger than the old width {d_old}, and at most {MAX_WIDTH}"
+        )

@@ -16,7 +16,7 @@ from growth.report import duplicate_distance, effective_rank, report_card
 from models.axes import specs
 from models.gpt import GPT, GPTConfig
 from train import train
-from training.settings import TrainConfig
+from training.config import TrainConfig
 
 CFG = GPTConfig(vocab_size=48, block_size=16, n_layer=2, n_head=2, head_dim=4, d_model=8)
 

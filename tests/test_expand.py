@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from errors import UserError
 from growth.apply import grow_all
+from growth.config import BLOCKS
 from growth.expand import combination, expand
-from growth.plan import BLOCKS, GrowConfig, Plan
+from growth.plan import GrowConfig, Plan
 from tests.grown import plan, tiny
 
 few = settings(max_examples=20, deadline=None)

@@ -8,7 +8,7 @@ import pytest
 import tyro
 
 from grid import PRESETS, VARIANTS
-from training.settings import TrainConfig, settled
+from training.config import TrainConfig, settled
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text()

@@ -20,8 +20,8 @@ import checkpoint
 import files
 from models.gpt import GPT, GPTConfig, flops_per_token
 from settings import rules
+from training.config import TrainConfig
 from training.processes import Place
-from training.settings import TrainConfig
 
 WORTH = 1.1  # how many times faster a path must be to replace torch's own
 SMALL = 10**9  # FLOPs: a step below that takes milliseconds, whatever the path

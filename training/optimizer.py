@@ -7,7 +7,7 @@ import torch
 from checkpoint import Checkpoint
 from errors import UserError
 from models.gpt import GPT
-from training.settings import TrainConfig
+from training.config import TrainConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -16,20 +16,37 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-import hypothesis  # noqa: E402
-import torch  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from checks.fuzz import files, options  # noqa: E402
-from checks.fuzz.judge import Case, Verdict, judge  # noqa: E402
-from checks.fuzz.world import make_world  # noqa: E402
-from errors import UserError, exit_on_user_error, read_command_line  # noqa: E402
-from files import write_json, write_text  # noqa: E402
-from provenance import provenance  # noqa: E402
+from errors import UserError, exit_on_user_error, read_command_line
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class FuzzConfig:
+    """How many bad inputs, which ones, and how many also as real commands."""
+
+    cases: int = 300
+    seed: int = 0
+    real: int = 12
+    out: Path = ROOT / "results"
+    only: str = ""  # cases whose group or name holds this text
+
+
+if __name__ == "__main__":  # before the imports that take a second
+    exit_on_user_error(lambda: read_command_line(FuzzConfig, __doc__))
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import hypothesis
+import torch
+from tqdm import tqdm
+
+from checks.fuzz import files, options
+from checks.fuzz.judge import Case, Verdict, judge
+from checks.fuzz.world import make_world
+from files import write_json, write_text
+from provenance import provenance
+
 GROUPS = {  # world -> cases: its share of them
     options.training: 4,
     options.grid: 4,
@@ -49,17 +66,6 @@ GROUPS = {  # world -> cases: its share of them
 MODULES = "train grow run_ablations analysis.publish analysis.aggregate analysis.claims"
 MODULES += " figures.loss_curves figures.loss_table growth.child models.convert data.prepare"
 MODULES += " pyarrow.parquet transformers.models.gpt2.modeling_gpt2"
-
-
-@dataclass(frozen=True)
-class FuzzConfig:
-    """How many bad inputs, which ones, and how many also as real commands."""
-
-    cases: int = 300
-    seed: int = 0
-    real: int = 12
-    out: Path = ROOT / "results"
-    only: str = ""  # cases whose group or name holds this text
 
 
 def main() -> None:

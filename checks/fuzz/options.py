@@ -95,7 +95,7 @@ def cases(
 
 def training(world: Path) -> Cases:
     """Options of train.py. Free words (run_id), new folders and integers that Python reads run."""
-    from training.settings import TrainConfig
+    from training.config import TrainConfig
 
     sizes = ("vocab-size", "block-size", "n-layer", "n-head", "head-dim", "d-model", "d-ff")
     pairs = [p for p in odd_values(TrainConfig) if p[0] != "--model.rope-theta"]

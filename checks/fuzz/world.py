@@ -72,7 +72,7 @@ def interrupt_run(out: Path, corpus: Path) -> None:
     """A run folder with checkpoints that stopped before its last step: what run_arguments start."""
     import train
     from models.gpt import GPTConfig
-    from training.settings import TrainConfig
+    from training.config import TrainConfig
 
     left = [train.update] * 2
     with mock.patch.object(train, "update", lambda *given: left.pop()(*given)):

@@ -22,7 +22,6 @@ from functools import cache, reduce
 
 import numpy as np
 import torch
-from scipy.optimize import brentq
 
 from errors import UserError
 from growth.moments import rotated, unless_folded
@@ -96,6 +95,8 @@ def common_epsilon(cfg: GrowConfig, ages: tuple[int, ...]) -> float:
     def total(e: float) -> float:
         turns = turn_angles((e,) * len(older), cfg, ages)
         return total_epsilon(turns, ages, cfg.epsilon_reading)
+
+    from scipy.optimize import brentq  # half a second that no other operator needs
 
     grid = np.linspace(1.0, bound if cfg.epsilon > 1 else -bound, 401).tolist()
     reached = [total(e) for e in grid]
