@@ -49,7 +49,9 @@ def attend(q_bhtk: torch.Tensor, k_bhtk: torch.Tensor, v_bhtk: torch.Tensor) -> 
     return torch.bmm(scores.softmax(-1).to(v.dtype), v).view(shape)
 
 
-@torch.compiler.disable  # a loop, unrolled, would be compiled for minutes and be no faster
+# a loop, unrolled, would be compiled for minutes and be no faster; torch.compiler.disable is the
+# same but imports the compiler at once, a second in every process that only grows
+@torch._disable_dynamo
 def linear_cross_entropy(
     x_nd: torch.Tensor,
     head_vd: torch.Tensor,

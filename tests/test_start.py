@@ -89,4 +89,4 @@ def test_growth_loads_what_it_uses():
     look = "import grow, json, sys; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, check=True)
     loaded = set(json.loads(done.stdout))
-    assert loaded & SLOW == {"torch"}
+    assert loaded & SLOW == {"torch"} and "torch._dynamo" not in loaded
