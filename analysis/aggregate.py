@@ -9,6 +9,7 @@ Losses are nats per token. A difference is variant - baseline, paired by seed: n
 import math
 import textwrap
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import tyro
@@ -37,25 +38,20 @@ from analysis.paired import contrast, estimate, holm, values_by_seed
 from analysis.rows import by_stage, load_rows, matched, number
 
 BASELINE = "nrio"
-# The order of variants in tables and pictures; variants not named here follow, by name.
-ORDER = (
-    *("parent", "parent-continued", "parent-continued-flops"),
-    *("scratch", "scratch-flops", "nrio", "nrio-paid", "nrio-gate", "nrio-transfer"),
-    *("nrio-new-lr", "nrio-convex", "nrio-tiled", "nrio-policies", "policies-gate"),
-    *("policies-new-lr", "zero-pad", "szp", "net2net", "aki", "sparkling", "lossless"),
-    *("lossless-noise", "lossless-pad", "exact-srio", "pad-gain", "pad-gain-policies", "gains"),
-    *("gains-policies", "srio-eps-0.5", "srio-eps0", "srio-eps0.25", "srio", "srio-eps0.75"),
-    *("srio-eps1", "srio-eps1.25", "srio-gate", "srio-rotate-only", "srio-gamma-only"),
-    *("srio-transfer", "srio-asymmetric", "srio-lo", "srio-free", "mrio", "mrio-per-age"),
-    *("mrio-lo", "lrio-orth", "lrio", "lrio-gate", "ligo", "policies-rotate-only"),
-    *("policies-gamma-only", "full-nogate", "full"),
-)
 
 
 def variant_key(variant: str) -> tuple:
-    """Sort key of variants: scratch first, then by family, then unknown ones by name."""
+    """Sort key of variants in tables and pictures: the parent, then as grid.VARIANTS has them,
+    then unknown ones by name."""
     name = variant.split("@")[0]  # a variant with overridden settings stands beside its original
-    return (ORDER.index(name) if name in ORDER else len(ORDER), variant)
+    return (places().get(name, math.inf), variant)
+
+
+@cache
+def places() -> dict[str, int]:
+    from grid import VARIANTS  # imports torch: only where a table is made
+
+    return {name: i for i, name in enumerate(("parent", *VARIANTS))}
 
 
 def table(rows: list[dict], baseline: str = "", allow_missing: bool = False) -> pd.DataFrame:

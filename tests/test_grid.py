@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from analysis.aggregate import variant_key
 from errors import UserError
 from grid import MAIN, PRESETS, VARIANTS, expand_grid, fitting, parse_seeds, parse_variant
 from growth.plan import GrowConfig
@@ -193,10 +194,11 @@ def test_mrio_refuses_what_an_older_age_cannot_do():
         expand_grid("tiny", ["mrio@epsilons=0.1,0.2"], [0])
 
 
-def test_tables_know_the_place_of_every_variant():
-    from analysis.aggregate import ORDER
-
-    assert set(ORDER) == {"parent", *VARIANTS}
+def test_tables_have_the_order_of_the_grid():
+    names = ["unknown", *reversed(VARIANTS), "parent", "nrio@lr=0.001"]
+    known = list(VARIANTS)
+    known.insert(known.index("nrio") + 1, "nrio@lr=0.001")
+    assert sorted(names, key=variant_key) == ["parent", *known, "unknown"]
 
 
 def test_what_paid_for_learning_ends_on_everybodys_batches():
