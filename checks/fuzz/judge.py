@@ -12,6 +12,7 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -68,8 +69,8 @@ class Verdict:
 
 def judge(case: Case, place: Path, real: bool = False) -> Verdict:
     """Run `case` in the new folder `place`/case, with its notes beside it; both are removed."""
-    folder, notes = place / "case", place / "notes"
-    for path in (folder, notes):
+    folder, notes, scratch = place / "case", place / "notes", place / "tmp"
+    for path in (folder, notes, scratch):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
     case.make(folder)
@@ -85,6 +86,7 @@ def judge(case: Case, place: Path, real: bool = False) -> Verdict:
         or (outcome == "refused" and line_fault(case, said))
         or write_fault(case, outcome, changed.difference(IGNORED))
         or (notes / "audit").read_text().partition("\n")[0]
+        or (outcome == "refused" and any(scratch.iterdir()) and "left temporary files")
         or (memory_mb > MEMORY_MB and not real and f"allocated {memory_mb} MB")
         or ""
     )
@@ -157,6 +159,7 @@ def start(case: Case, folder: Path, notes: Path, real: bool):
         try:
             redirect(notes)
             os.chdir(folder)
+            os.environ["TMPDIR"] = tempfile.tempdir = str(notes.with_name("tmp"))
             signal.alarm(WALL_S)
             code = become(case) if real else in_child(case, folder, notes)
         except BaseException:  # noqa: BLE001 - a traceback is what the judge looks for
@@ -223,7 +226,8 @@ CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.link", "os.syml
 
 def watch(folder: Path, log: Path) -> None:
     """From now on, note every write outside `folder` and every class a pickle asks for."""
-    inside = (f"{folder}/", os.devnull, str(log), "/proc")  # nobody can write in /proc
+    inside = (f"{folder}/", f"{tempfile.gettempdir()}/", os.devnull, str(log))
+    inside += ("/proc",)  # nobody can write there
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
     def note(text: str) -> None:
