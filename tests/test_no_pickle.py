@@ -189,12 +189,13 @@ def test_grow_refuses_a_pickle_unless_asked(theirs, mark, tmp_path, monkeypatch)
 
 
 def test_code_that_a_config_names_is_not_run(theirs, mark, tmp_path):
-    """auto_map asks transformers to import a file of the folder."""
+    """auto_map asks transformers to import a file of the folder: refused by name, not run."""
     raw = files.read_json(theirs / "config.json")
     raw["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     files.write_json(theirs / "config.json", raw)
     (theirs / "evil.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
-    hf_folder.open_folder(theirs)
+    with pytest.raises(UserError, match="auto_map"):
+        hf_folder.open_folder(theirs)
     assert not mark.exists()
 
 

@@ -141,11 +141,11 @@ def test_the_pretrained_presets_plan_themselves():
 
 
 def test_published_commands_name_no_place(tmp_path, monkeypatch, llama, corpus_folder):
-    preset, out = small(llama), tmp_path / "out"
+    preset, out = small(llama), tmp_path / "mine"
     bring_parent(llama, out, preset, corpus_folder, "float32")
     run_all(preset, ["nrio", "parent-continued"], out, corpus_folder)
     monkeypatch.setattr("analysis.publish.ROOT", tmp_path / "repo")
-    publish(out, "mine")
+    publish(out)
     commands = {row["command"] for row in load_rows(tmp_path / "repo" / "results" / "mine")}
     assert commands == {"x --parent llama --out runs/mine"}
 

@@ -33,7 +33,12 @@ def run(out: str, run_id: str, spec: dict) -> None:
     step, starts = _load(folder)
     caught: list[int] = []
     numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-    before = {n: signal.signal(n, lambda n, _: caught.append(n)) for n in numbers}
+
+    def catch(signum: int, frame) -> None:
+        caught.append(signum)
+        starts[-1].setdefault("signalled", step)
+
+    before = {n: signal.signal(n, catch) for n in numbers}
     threads = os.environ["OMP_NUM_THREADS"]
     starts.append({"step": step, "pid": os.getpid(), "threads": threads, "file": __file__})
     try:
