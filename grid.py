@@ -144,7 +144,34 @@ RATIOS = (*SIZES, "szp", "lossless-pad", "net2net", "sparkling")  # against the 
 # published, so nobody has it
 PRETRAINED = ("parent-continued", "parent-continued-flops", "lossless-pad", "zero-pad", "nrio")
 PRETRAINED += ("net2net", "sparkling@optimizer=reset", "srio", "srio@epsilon=0.9", "srio-eps1")
-PRETRAINED += ("srio@norm=fold", "srio-rotate-only", "full", "ligo")
+PRETRAINED += ("srio@norm=fold", "srio-rotate-only", "full", "ligo", "pad-gain")
+# What is tuned, on seeds >= 100 that no claim uses (--only tuning --seeds 100-101): the learning
+# rate of every family of variants at the same values, and what each has of its own at as many more.
+# The values beside the variant's own, which `name` alone runs. analysis/tuning.py makes the table.
+FAMILIES = ("scratch-flops", "nrio", "nrio-policies", "srio", "full", "gains-policies", "szp")
+FAMILIES += ("pad-gain-policies", "policies-new-lr", "ligo", "lrio")
+TUNING = (
+    *((name, "lr", (0.002, 0.008)) for name in FAMILIES),
+    *((name, "warmup", (0.0, 0.2)) for name in ("nrio", "full", "pad-gain-policies")),
+    ("full", "epsilon", (0.25, 0.75, 1.25)),
+    ("full", "dirichlet", (0.5, 5.0)),
+    ("full", "cross", ("zero",)),
+    ("full", "embed", ("convex", "zero")),
+    ("full", "optimizer", ("transfer", "asymmetric")),
+    ("nrio-policies", "dirichlet", (0.5, 5.0)),
+    ("gains-policies", "gain_ratio", (1.5, 3.0, 4.0)),
+    ("pad-gain", "gamma_new", (1.0, 2.0, 8.0, 16.0)),
+    ("pad-gain-policies", "gamma_new", (1.0, 2.0, 8.0, 16.0)),
+    ("policies-new-lr", "new_lr", (1.5, 3.0)),
+    ("szp", "shrink", (0.2, 0.6, 0.8, 1.0)),
+    ("ligo", "learn_lr", (1e-4, 1e-3)),
+    ("lrio", "learn_lr", (3e-5, 3e-4)),
+)
+# of a pretrained parent: the learning rate of one variant per family, three values each
+PRETRAINED_TUNING = tuple(
+    (name, "lr", (3e-5, 3e-4)) for name in ("parent-continued", "lossless-pad")
+)
+PRETRAINED_TUNING += (("nrio", "lr", (3e-5, 3e-4)), ("srio", "lr", (3e-4, 1e-3)))
 
 
 @dataclass(frozen=True)
@@ -170,7 +197,8 @@ class Preset:
     # training settings as overrides name them: of all runs, and by family over it
     train: dict = field(default_factory=dict)
     families: dict[str, dict] = field(default_factory=dict)
-    tuned: dict[str, str] = field(default_factory=dict)  # variant -> overrides, chosen by TUNING
+    tuning: tuple = TUNING  # (variant, setting, values beside its own) of --only tuning
+    tuned: dict[str, str] = field(default_factory=dict)  # variant -> overrides, chosen by it
     gpu: bool = False  # not for a CPU
     parent: str = ""  # sha256 of a given parent (--parent), which no run trains
     needs_parent: bool = False  # makes no sense without one
@@ -203,6 +231,8 @@ SMOLLM2 = GPTConfig(  # SmolLM2-135M, trained at 2,048 tokens, here on windows o
     vocab_size=49152, n_layer=30, n_head=9, n_kv_head=3, d_model=576, d_ff=1536, norm="rmsnorm",
     bias=False, activation="swiglu", position="rope", rope_theta=1e5,
 )  # fmt: skip
+SHORT = {"micro_batch": 2, "save_every": 20, "dtype": "float32", "matmul": "highest"}
+SHORT |= {"eval_at": (2, 5)}  # where a loss after growth falls fastest
 LR_PRETRAINED = {"parent": 1e-4, "scratch": 1e-4, "grown": 1e-4}
 SMOKE = GPTConfig(vocab_size=257, block_size=32, n_layer=2, n_head=4, head_dim=4, d_model=16)
 PRESETS = {
@@ -253,11 +283,18 @@ PRESETS = {
         train={"micro_batch": 1, "save_every": 50, "dtype": "float32", "matmul": "highest"},
     ),
     "pretrained-short": Preset(
-        "the first 40 steps of such a run, four variants: what two slow cores can pay",
+        "the first 40 steps of such a run, six variants: what two slow cores can pay",
         "speeches", "gpt2", SMOLLM2, (576, 768), (0, 1, 2), 4, LR_PRETRAINED,
-        tokens=(40_960, 40_960), last_tokens=4_096, learn_batch=1, evals=5, eval_tokens=4_096,
-        variants=("parent-continued", "lossless-pad", "nrio", "srio"), needs_parent=True,
-        train={"micro_batch": 1, "save_every": 20, "dtype": "float32", "matmul": "highest"},
+        tokens=(40_960, 40_960), last_tokens=4_096, learn_batch=1, evals=4, eval_tokens=4_096,
+        variants=("parent-continued", "lossless-pad", "nrio", "srio", "pad-gain", "full"),
+        needs_parent=True, train=SHORT,
+    ),
+    "pretrained-lr": Preset(
+        "28 steps of such runs, for their learning rates (--only tuning, seed 100)",
+        "speeches", "gpt2", SMOLLM2, (576, 768), (100,), 4, LR_PRETRAINED,
+        tokens=(28_672, 28_672), last_tokens=4_096, learn_batch=1, evals=1, eval_tokens=4_096,
+        variants=("parent-continued", "lossless-pad", "nrio", "srio"), tuning=PRETRAINED_TUNING,
+        needs_parent=True, train=SHORT | {"eval_at": ()},
     ),
     "pretrained-x2": Preset(
         "a model you have, twice as wide, 2,000 steps of 65 k tokens, on a GPU",
@@ -309,34 +346,11 @@ PRESETS |= {
     for d in (32, 48, 64, 96, 128)
 }  # fmt: skip
 
-# What is tuned, on seeds >= 100 that no claim uses (--only tuning --seeds 100-101): the learning
-# rate of every family of variants at the same values, and what each has of its own at as many more.
-# The values beside the variant's own, which `name` alone runs. analysis/tuning.py makes the table.
-FAMILIES = ("scratch-flops", "nrio", "nrio-policies", "srio", "full", "gains-policies", "szp")
-FAMILIES += ("pad-gain-policies", "policies-new-lr", "ligo", "lrio")
-TUNING = (
-    *((name, "lr", (0.002, 0.008)) for name in FAMILIES),
-    *((name, "warmup", (0.0, 0.2)) for name in ("nrio", "full", "pad-gain-policies")),
-    ("full", "epsilon", (0.25, 0.75, 1.25)),
-    ("full", "dirichlet", (0.5, 5.0)),
-    ("full", "cross", ("zero",)),
-    ("full", "embed", ("convex", "zero")),
-    ("full", "optimizer", ("transfer", "asymmetric")),
-    ("nrio-policies", "dirichlet", (0.5, 5.0)),
-    ("gains-policies", "gain_ratio", (1.5, 3.0, 4.0)),
-    ("pad-gain", "gamma_new", (1.0, 2.0, 8.0, 16.0)),
-    ("pad-gain-policies", "gamma_new", (1.0, 2.0, 8.0, 16.0)),
-    ("policies-new-lr", "new_lr", (1.5, 3.0)),
-    ("szp", "shrink", (0.2, 0.6, 0.8, 1.0)),
-    ("ligo", "learn_lr", (1e-4, 1e-3)),
-    ("lrio", "learn_lr", (3e-5, 3e-4)),
-)
 
-
-def tuning() -> list[str]:
-    """The variants of TUNING: every name by itself, then with each value of its sweeps."""
-    names = dict.fromkeys(name for name, _, _ in TUNING)
-    swept = [f"{name}@{key}={canonical(v)}" for name, key, values in TUNING for v in values]
+def tuning(preset: Preset) -> list[str]:
+    """The variants of its sweeps: every name by itself, then with each value."""
+    names = dict.fromkeys(name for name, _, _ in preset.tuning)
+    swept = [f"{name}@{key}={canonical(v)}" for name, key, values in preset.tuning for v in values]
     return [*names, *swept]
 
 

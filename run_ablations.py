@@ -105,7 +105,7 @@ def main() -> None:
             f"preset {name} and --width grow a model that is there; give --parent FOLDER"
         )
     names = [v for v in map(str.strip, args.only.split(",")) if v] or list(preset.variants)
-    groups = {"all": lambda: grid.fitting(preset), "tuning": grid.tuning}
+    groups = {"all": lambda: grid.fitting(preset), "tuning": lambda: grid.tuning(preset)}
     names = groups[names[0]]() if names[0] in groups else list(dict.fromkeys(names))
     runs = grid.expand_grid(preset, names, grid.parse_seeds(args.seeds, preset.seeds))
     out = (args.out or ROOT / "runs" / name).resolve()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.tuning import FIRST_SEED, sweeps, table
-from grid import TUNING, VARIANTS, canonical, expand_grid, tuning
+from grid import PRESETS, TUNING, VARIANTS, canonical, expand_grid, tuning
 from tests.synthetic_rows import diverged, row, write
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ def test_a_broken_run_is_never_the_best():
 def test_the_grid_tunes_every_family_at_the_same_rates():
     rates = {name: values for name, key, values in TUNING if key == "lr"}
     assert len(set(rates.values())) == 1 and {"scratch-flops", "nrio", "full", "ligo"} <= set(rates)
-    runs = expand_grid("tiny", tuning(), [100])
+    runs = expand_grid("tiny", tuning(PRESETS["tiny"]), [100])
     names = {run.variant for run in runs} - {"parent"}
     assert set(rates) <= names <= {n for n in names if n.split("@")[0] in VARIANTS}
     for name, key, values in TUNING:  # none is the variant's own, which runs by itself
