@@ -37,7 +37,8 @@ def test_variants_of_a_seed_differ_in_nothing_but_the_variant(preset):
             assert len({str(run.train[key]) for run in same_stage}) == 1, key
         if preset.endswith("-stable"):
             continue  # there grown runs have no warm-up, by name
-        warmups = {r.train["warmup_steps"] / r.train["steps"] for r in same_stage}
+        long = [run.train for run in same_stage if run.train["steps"] >= 15]  # else one step is all
+        warmups = {train["warmup_steps"] / train["steps"] for train in long}
         assert max(warmups) - min(warmups - {0}) < 0.02 + 1 / 40  # one share of the steps
         if stage == 1:
             assert {r.needs for r in same_stage if r.grow} == {"parent-s3"}
