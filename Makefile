@@ -4,12 +4,13 @@
 # make figures  tables, claims and pictures of results/ again, from the committed rows
 # make bench    tokens/s beside transformers, and with NANOGPT=clone nanoGPT; growing GPT-2 124M
 # make slurm    Debian's Slurm for the cluster tests (root)
+# make browser  Debian's Chromium for the test of figures/report.html (root)
 
 PYTHON ?= python3
 RUN = .venv/bin/python
 PEERS = --hf $(if $(NANOGPT),--nanogpt $(NANOGPT))
 
-.PHONY: ablate test lint setup figures bench slurm clean
+.PHONY: ablate test lint setup figures bench slurm browser clean
 
 ablate: setup
 	$(RUN) run_ablations.py --local --preset tiny
@@ -26,6 +27,7 @@ figures: setup
 	$(RUN) -m analysis.tuning
 	$(RUN) -m analysis.overview
 	$(RUN) -m figures.evidence
+	$(RUN) -m figures.report
 
 setup: .venv/installed
 
@@ -48,6 +50,10 @@ bench: setup
 slurm:
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge
+
+browser:
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends chromium
 
 clean:
 	rm -rf .venv runs corpora

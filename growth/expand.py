@@ -40,7 +40,7 @@ def expand(
     wanted = [dim not in spare for dim in range(2)]
     if spec.out == 1:  # stored (in, out)
         args = sizes[::-1], spec.axes[::-1], wanted[::-1]
-        return expand_matrix(plan, spec, w.T, *args).T.contiguous()
+        return expand_matrix(plan, spec, w.T, *args).T.contiguous()  # a copy for convex only
     return expand_matrix(plan, spec, w, sizes, spec.axes, wanted)
 
 
@@ -68,7 +68,10 @@ def expand_matrix(plan: Plan, spec: Spec, w_oi: torch.Tensor, sizes, axes, wante
         )
         rows = w_oi if c_out is None else torch.cat([w_oi, c_out @ w_oi])
         return rows if c_in is None else torch.cat([rows, rows @ c_in.T], dim=1)
-    wide = torch.zeros(o_new, i_new, dtype=w_oi.dtype)
+    # in memory as w_oi is: nothing but new blocks crosses the grain
+    wide = (
+        w_oi.new_zeros(i_new, o_new).T if w_oi.T.is_contiguous() else w_oi.new_zeros(o_new, i_new)
+    )
     if policy == "random" or (policy == "tiled" and plan.cfg.cross == "random"):
         std = plan.cfg.std / (math.sqrt(2 * plan.n_layer) if spec.part in WRITERS else 1.0)
         fill_new_blocks(plan, f"{spec.name}:{spec.part}", wide, w_oi.shape, std, wanted)

@@ -106,16 +106,18 @@ def duplicate_distance(
 
 def closest(wide: Mapping[str, torch.Tensor], parts: list[tuple[str, int]], n: int) -> float:
     """duplicate_distance of one layer; parts: (name, dimension of its neurons)."""
-    gram, squares = 0.0, 0.0
-    for name, dim in parts:
-        units = wide[name].double().movedim(dim, 0)  # (F, D)
-        gram, squares = gram + units[:n] @ units.T, squares + units.square().sum(1)
-    norm = squares.sqrt()
+    at_least_float32 = lambda w: w if w.dtype == torch.float64 else w.float()  # noqa: E731
+    found = [at_least_float32(wide[name]).movedim(dim, 0) for name, dim in parts]  # (F, D) each
+    squares = [torch.linalg.vector_norm(w, dim=1, dtype=torch.float64).square() for w in found]
+    norm = sum(squares).sqrt()
     if (norm == 0).sum() > 1:
         return 0.0
-    cosine = gram / (norm[:n, None] * norm).clamp(min=1e-300)
+    norm = norm.clamp(min=torch.finfo(torch.float32).tiny)
+    cosine = sum((w[:n] / norm[:n, None].to(w.dtype)) @ w.T for w in found) / norm
     cosine.diagonal().fill_(-1.0)
-    return max(2 - 2 * cosine.max().item(), 0.0) ** 0.5
+    pair = list(divmod(int(cosine.argmax()), len(norm)))  # measured anew: float32 products would
+    one, other = torch.cat([w[pair].double() for w in found], 1)  # show copies 3e-4 apart
+    return torch.dist(one / norm[pair[0]], other / norm[pair[1]]).item()
 
 
 # ---- our GPTs

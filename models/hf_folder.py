@@ -127,6 +127,8 @@ class Layout:
         """The inverse of split."""
         parts = self.parts[tensor]
         dim, groups = parts[0].out_dim, self.groups(parts[0])
+        if len(parts) == 1:  # no copy
+            return self.effective(parts[0], pieces[parts[0].name], True)
         grouped = [pieces[spec.name].unflatten(dim, (groups, -1)) for spec in parts]
         return self.effective(parts[0], torch.cat(grouped, dim + 1).flatten(dim, dim + 1), True)
 
