@@ -21,6 +21,7 @@ from data.shards import Corpus
 from errors import UserError, exit_on_user_error
 from models.gpt import GPT, GPTConfig, count_parameters, flops_per_token
 from train import Interrupted, TrainConfig, train
+from training import numerics
 from training.optimizer import decay_groups, lr_at
 from training.processes import Place
 from training.settings import Setup, State, find_origin
@@ -378,9 +379,9 @@ def flag(key: str, value) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-def python(*words: str, **options) -> subprocess.CompletedProcess:
+def python(*words: str, timeout=120, **options) -> subprocess.CompletedProcess:
     command = [sys.executable, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
 
 
 def test_kill_9_and_the_same_command_again(cfg, uninterrupted, tmp_path):
@@ -392,6 +393,26 @@ def test_kill_9_and_the_same_command_again(cfg, uninterrupted, tmp_path):
     assert checkpoint.newest(cfg.out).meta["step"] == 10
     again = python(str(ROOT / "train.py"), *arguments(cfg), cwd=tmp_path)
     assert again.returncode == 0 and again.stdout.startswith("done:"), again.stderr
+    assert result(cfg) == uninterrupted(cfg)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_killed_and_resumed_is_bitwise_and_reuses_its_code(
+    cfg, uninterrupted, monkeypatch, tmp_path
+):
+    """By the real C++ compiler; the second process finds what the first one compiled."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))
+    if not numerics.compiler_works():
+        pytest.skip("no C++ compiler that torch.compile can use")
+    cfg = replace(cfg, dtype="float32", threads=1, compile=True)
+    script = tmp_path / "kill.py"
+    script.write_text(KILL)
+    killed = python(str(script), str(ROOT), "13", *arguments(cfg), cwd=tmp_path, timeout=600)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    made = set((tmp_path / "code").rglob("*.so"))
+    again = python(str(ROOT / "train.py"), *arguments(cfg), cwd=tmp_path, timeout=600)
+    assert again.returncode == 0 and again.stdout.startswith("done:"), again.stderr
+    assert made and set((tmp_path / "code").rglob("*.so")) == made
     assert result(cfg) == uninterrupted(cfg)
 
 
