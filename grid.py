@@ -231,8 +231,13 @@ SMOLLM2 = GPTConfig(  # SmolLM2-135M, trained at 2,048 tokens, here on windows o
     vocab_size=49152, n_layer=30, n_head=9, n_kv_head=3, d_model=576, d_ff=1536, norm="rmsnorm",
     bias=False, activation="swiglu", position="rope", rope_theta=1e5,
 )  # fmt: skip
-SHORT = {"micro_batch": 2, "save_every": 20, "dtype": "float32", "matmul": "highest"}
-SHORT |= {"eval_at": (2, 5)}  # where a loss after growth falls fastest
+ON_CPU = {"micro_batch": 2, "save_every": 20, "dtype": "float32", "matmul": "highest"}
+ON_CPU |= {"eval_at": (2, 5, 10)}  # where a loss after growth falls fastest
+# from results/pretrained-lr: exact starts and the parent keep 1e-4 (pad and parent were swept),
+# what is near the parent's function has nrio's rate, what is far has srio's
+PRETRAINED_TUNED = dict.fromkeys(("nrio", "net2net", "sparkling", "zero-pad", "ligo"), "lr=0.0003")
+PRETRAINED_TUNED |= dict.fromkeys(("srio-eps1", "srio-rotate-only"), "lr=0.0003")
+PRETRAINED_TUNED |= dict.fromkeys(("srio", "full"), "lr=0.001")
 LR_PRETRAINED = {"parent": 1e-4, "scratch": 1e-4, "grown": 1e-4}
 SMOKE = GPTConfig(vocab_size=257, block_size=32, n_layer=2, n_head=4, head_dim=4, d_model=16)
 PRESETS = {
@@ -279,22 +284,22 @@ PRESETS = {
         "a model you have, x1.33 (SmolLM2-135M: 135 M -> 227 M), 100 steps; hours on a CPU",
         "speeches", "gpt2", SMOLLM2, (576, 768), (0, 1, 2), 4, LR_PRETRAINED,
         tokens=(102_400, 102_400), last_tokens=10_240, learn_batch=1, evals=5, eval_tokens=8_192,
-        variants=PRETRAINED, needs_parent=True,
-        train={"micro_batch": 1, "save_every": 50, "dtype": "float32", "matmul": "highest"},
+        variants=PRETRAINED, tuned=PRETRAINED_TUNED, needs_parent=True,
+        train=ON_CPU | {"save_every": 50},
     ),
     "pretrained-short": Preset(
         "the first 40 steps of such a run, six variants: what two slow cores can pay",
         "speeches", "gpt2", SMOLLM2, (576, 768), (0, 1, 2), 4, LR_PRETRAINED,
-        tokens=(40_960, 40_960), last_tokens=4_096, learn_batch=1, evals=4, eval_tokens=4_096,
+        tokens=(40_960, 40_960), last_tokens=4_096, learn_batch=1, evals=2, eval_tokens=4_096,
         variants=("parent-continued", "lossless-pad", "nrio", "srio", "pad-gain", "full"),
-        needs_parent=True, train=SHORT,
+        tuned=PRETRAINED_TUNED, needs_parent=True, train=ON_CPU,
     ),
     "pretrained-lr": Preset(
         "28 steps of such runs, for their learning rates (--only tuning, seed 100)",
         "speeches", "gpt2", SMOLLM2, (576, 768), (100,), 4, LR_PRETRAINED,
         tokens=(28_672, 28_672), last_tokens=4_096, learn_batch=1, evals=1, eval_tokens=4_096,
         variants=("parent-continued", "lossless-pad", "nrio", "srio"), tuning=PRETRAINED_TUNING,
-        needs_parent=True, train=SHORT | {"eval_at": ()},
+        needs_parent=True, train=ON_CPU | {"eval_at": ()},
     ),
     "pretrained-x2": Preset(
         "a model you have, twice as wide, 2,000 steps of 65 k tokens, on a GPU",
