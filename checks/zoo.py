@@ -121,7 +121,7 @@ def hugging_face(spec: Model) -> torch.nn.Module:
     family = hf.FAMILIES[spec.family]
     activation = {family.activation: spec.activation}
     if spec.family in ("t5", "mt5"):
-        activation = {"feed_forward_proj": spec.activation}
+        activation = {"feed_forward_proj": spec.activation, "num_decoder_layers": 2}
     sizes = {"hidden_size": D, "num_attention_heads": HEADS, family.ffn: FFN}
     sizes |= {key: D for key in (family.also_width,) if key}
     sizes |= {key: D // HEADS for key in (family.head_dim,) if key}
