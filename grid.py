@@ -100,7 +100,8 @@ VARIANTS = {
         "policies, new coordinates learn twice as fast", "ours", "nrio", train=NEW_LR, **RECIPE
     ),
     # exact starts
-    "lossless-pad": grown("mean padding, exact at any ratio, free random blocks", "ours", "pad"),
+    "lossless-pad": grown("operator pad: mean padding, exact at any ratio, free random blocks",
+                          "ours", "pad"),
     "pad-gain": grown("mean padding, new gains 4 (free: they multiply 0)", "ours", "pad",
                       gamma_new=4.0),
     "pad-gain-policies": grown("the same, free blocks by the policies", "ours", "pad",

@@ -41,7 +41,8 @@ class GrowArgs(GrowConfig):
     heads: str = "more"
     # new FFN neurons / old, apart from the width (lossless, pad)
     ffn_factor: Annotated[float, Range(0)] = 0.0
-    # auto: lossless at whole factors, else pad; or another operator
+    # auto: lossless at whole factors, else pad (the grid's variant lossless-pad); or another
+    # operator
     operator: Annotated[str, tyro.conf.arg(name="method")] = "auto"
     # lossless: SNR in dB of exact noise that parts the copies
     noise_db: Annotated[float | None, tyro.conf.arg(name="noise")] = None
@@ -189,8 +190,9 @@ def grow_hugging_face(args: GrowArgs) -> None:
     twin_error = twin.check(growth)
     if args.dry_run:
         print_shapes(growth.source.stored.shapes, growth.shapes)
-        for note in growth.notes:
-            print(f"approximate: {note}")
+        for label, notes in (("approximate", growth.notes), ("remark", growth.remarks)):
+            for note in notes:
+                print(f"{label}: {note}")
         return
     check_room(args.out, sum(growth.bytes.values()))
     how = dict(shard_gb=args.shard_gb, card=args.card, force_inexact=args.force_inexact)

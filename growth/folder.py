@@ -6,7 +6,6 @@ import resource
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,6 +26,10 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 DTYPES["float16"] = torch.float16
 # of a deep model's outputs over their spread; float32 seen on real weights: 7e-5
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.4}
+UNTIED = (
+    "the output head is no longer tied to the embedding (tie_word_embeddings false): the norm "
+    "before it has no gain, and nothing else could keep the scale of the logits"
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Growth:
     raw: dict
     inexact: tuple[str, ...]  # why the result is not exact; none promises exactness
     rounding: tuple[str, ...]  # what is exact to float32 rounding only
+    remarks: tuple[str, ...]  # what is exact and yet to be known
     dtype: torch.dtype | None  # of what is written; None keeps every tensor's own
 
     def dtype_of(self, tensor: str) -> torch.dtype:
@@ -114,7 +118,8 @@ def plan_folder(
         raise UserError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
     folder = hf_folder.open_folder(src, allow_pickle)
     travels.check(folder.path)
-    if find(cfg.operator).preserves and folder.tied and not gain_before_head(folder):
+    loose = find(cfg.operator).preserves and folder.tied and not gain_before_head(folder)
+    if loose:
         folder = hf_folder.untied(folder)  # nothing else could keep the scale of the logits
     plan = plan_growth(folder_source(folder), d_new, cfg, apart=apart)
     raw, inexact, rounding = new_config(folder, plan)
@@ -122,7 +127,8 @@ def plan_folder(
         raw = {n: v for n, v in raw.items() if n != "torch_dtype"} | {"dtype": dtype}
     check_config(folder, raw)
     inexact = (*inexact, *find(cfg.operator).inexact(plan))
-    return Growth(folder, plan, raw, inexact, tuple(rounding), DTYPES.get(dtype))
+    remarks = (*[UNTIED] * loose, *find(cfg.operator).remarks(plan))
+    return Growth(folder, plan, raw, inexact, tuple(rounding), remarks, DTYPES.get(dtype))
 
 
 def check_config(folder: hf_folder.Folder, raw: dict) -> None:
@@ -201,13 +207,15 @@ def grow_folder(
     with hf_folder.new_folder(dst, force) as tmp:
         write_folder(growth, tmp, int(shard_gb * 1e9), progress)
         widths = growth.plan.d_old, growth.plan.d_new
-        travels.copy(growth.source.path, tmp, widths, growth.plan.cfg.operator)
+        method, remarks = growth.plan.cfg.operator, growth.remarks
+        travels.copy(growth.source.path, tmp, widths, method, remarks)
         report = facts(growth) | {"wall_s": time.perf_counter() - start}
         return_memory()
         outputs = (lambda: measure(growth, tmp)) if card else (lambda: ({}, {}))
         report |= report_card(growth.plan, growth.parameters, written(growth, tmp), outputs)
         report |= {"contract": "approximate" if growth.inexact else "exact"}
-        report |= {"approximate": growth.notes, "total_s": time.perf_counter() - start}
+        report |= {"approximate": growth.notes, "remarks": remarks}
+        report |= {"total_s": time.perf_counter() - start}
         report["peak_rss_mb"] = peak_rss_mb()
         if not force_inexact:
             keep_promise(growth, report)
@@ -232,7 +240,10 @@ def write_folder(
 ) -> None:
     """The weights and config.json of the wide model, into an empty folder."""
     folder.mkdir(exist_ok=True)
-    hf_folder.write_weights(folder, growth.bytes, partial(stored, growth), shard_bytes, progress)
+    names = {growth.source.saved_name(name): name for name in growth.source.stored}
+    sizes = dict(zip(names, growth.bytes.values(), strict=True))
+    make = lambda saved: stored(growth, names[saved])  # noqa: E731
+    hf_folder.write_weights(folder, sizes, make, shard_bytes, progress)
     files.write_json(folder / "config.json", growth.raw)
 
 
@@ -246,7 +257,8 @@ def stored(growth: Growth, tensor: str) -> torch.Tensor:
 def written(growth: Growth, folder: Path) -> Mapping[str, torch.Tensor]:
     """The parameters of the folder that was written, by name, read when asked for."""
     files, read = hf_folder.find_weights(folder, allow_pickle=False)
-    tensors = hf_folder.Weights({name: (file, name) for name, file in files.items()}, read)
+    places = {hf_folder.current_name(name): (file, name) for name, file in files.items()}
+    tensors = hf_folder.Weights(places, read)
     return hf_folder.Parameters(tensors, growth.layout)
 
 

@@ -56,6 +56,8 @@ class Operator:
     learned: Learned | None = None  # or a learned one
     # what it promises: the reasons why the result of a plan is not exact; none promises exactness
     inexact: Callable[[Plan], list[str]] = lambda plan: [BY_DESIGN]
+    # what is exact and yet to be known of the result of a plan
+    remarks: Callable[[Plan], list[str]] = lambda plan: []
     # how Adam's moments follow (growth/moments.py); None: they are not defined and must be reset
     moments: Callable[[GrowConfig], Moments | None] = lambda cfg: None
     config_change: Callable[[Plan], ConfigChange] = lambda plan: ConfigChange()

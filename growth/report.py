@@ -48,6 +48,7 @@ def card(
         "parameters": list(parameters),
         "contract": "approximate" if reasons else "exact",
         "approximate": reasons,
+        "remarks": find(plan.cfg.operator).remarks(plan),
         "duplicate_distance": duplicate_distance(plan, wide),
     }
     return found | worst(plan, *outputs())
@@ -246,6 +247,7 @@ def lines(card: dict) -> list[tuple[str, str]]:
         text = "{stream_before:.1f} -> {stream:.1f} (stream)".format(**card["effective_rank"])
         found += [("effective rank", text)]
     found += [("approximate", note) for note in card["approximate"]]
+    found += [("remark", note) for note in card["remarks"]]
     found += [("wall time", f"{card['wall_s']:.2f} s")]
     if "bytes" in card:
         found += [("written", f"{card['bytes'] / 1e6:.0f} MB")]

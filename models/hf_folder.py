@@ -55,6 +55,12 @@ class Folder:
     def specs(self) -> dict[str, Spec]:
         return self.weights.layout.specs
 
+    def saved_name(self, name: str) -> str:
+        """What a tensor is called in a file: as the source had it, for transformers 4 does not read
+        all that 5 writes today (GPT-NeoX's head)."""
+        original = self.stored.files[name][1]
+        return original if current_name(original) == name else name
+
 
 class Weights(Mapping):
     """name -> stored tensor, read on access."""

@@ -8,6 +8,7 @@ settings of a sentence-transformers pipeline, whose pooling names the width.
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import files
@@ -44,8 +45,10 @@ def check(src: Path) -> list[dict]:
     return found
 
 
-def copy(src: Path, dst: Path, widths: tuple[int, int], method: str) -> None:
-    """Copy what is allowed from `src`; widths: (old, new)."""
+def copy(
+    src: Path, dst: Path, widths: tuple[int, int], method: str, remarks: Sequence[str] = ()
+) -> None:
+    """Copy what is allowed from `src`; widths: (old, new); remarks go into the model card."""
     for file in sorted(src.iterdir()):
         if file.is_file() and ALLOWED.fullmatch(file.name):
             shutil.copyfile(file, dst / file.name)
@@ -53,7 +56,8 @@ def copy(src: Path, dst: Path, widths: tuple[int, int], method: str) -> None:
             shutil.copytree(file, dst / file.name)
     if (src / "README.md").is_file():
         text = (src / "README.md").read_text(errors="replace")
-        (dst / "README.md").write_text(with_note(text, src.resolve().name, widths, method))
+        note = note_on(src.resolve().name, widths, method, remarks)
+        (dst / "README.md").write_text(with_note(text, note))
     for module in check(src):
         if module["path"]:
             (dst / module["path"]).mkdir(parents=True)
@@ -71,12 +75,17 @@ def copy_module(src: Path, dst: Path, widths: tuple[int, int]) -> None:
     files.write_json(dst / "config.json", settings)
 
 
-def with_note(card: str, name: str, widths: tuple[int, int], method: str) -> str:
-    """A model card with a note after its front matter."""
+def note_on(name: str, widths: tuple[int, int], method: str, remarks: Sequence[str]) -> str:
+    """What the grown model's card says first."""
     note = (
         f"> **Grown model.** The weights here are those of `{name}`, grown from width {widths[0]} "
         f"to {widths[1]} (method {method}; what changed is in growth_report.json). What follows is "
-        f"the original's card.\n\n"
+        f"the original's card.\n"
     )
+    return note + "".join(f">\n> - {remark}\n" for remark in remarks) + "\n"
+
+
+def with_note(card: str, note: str) -> str:
+    """A model card with a note after its front matter."""
     front = re.match(r"---\n.*?\n---\n+", card, re.DOTALL)
     return card[: front.end()] + note + card[front.end() :] if front else note + card

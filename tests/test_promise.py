@@ -302,6 +302,58 @@ def test_a_choice_among_answers_gets_a_card(tmp_path):
     assert grown(path, 64, REPEAT)["max_rel_dlogit"] < 1e-10
 
 
+# ---- what is exact and yet to be known
+
+
+def from_zoo(path: Path, name: str) -> Path:
+    torch.manual_seed(0)
+    zoo.shake(zoo.hugging_face(zoo.MODELS[name]).double()).save_pretrained(path)
+    return path
+
+
+STUCK = {("Qwen3", "wider"), ("Gemma 3", "wider"), ("OLMo 2", "wider"), ("OLMo 2", "more")}
+
+
+@pytest.mark.parametrize("name,heads", [*STUCK, ("Qwen3", "more"), ("Llama GQA", "wider")])
+def test_rows_that_never_move_are_told(name, heads, tmp_path):
+    """Read again once new heads are heard, as after a step of training."""
+    cfg = GrowConfig("pad", heads=heads)
+    growth = folder.plan_folder(from_zoo(tmp_path / "m", name), 48, cfg)
+    folder.write_folder(growth, tmp_path / "wide")
+    cls = hf_folder.model_class(growth.source.raw, growth.source.config)
+    net = cls.from_pretrained(tmp_path / "wide", dtype=torch.float64)
+    zoo.shake(torch.nn.ModuleList(layer.self_attn.o_proj for layer in net.model.layers))
+    inputs = folder.probe(net.config)
+    net(**inputs, labels=inputs["input_ids"]).loss.backward()
+    k = net.model.layers[0].self_attn.k_proj.weight
+    still = ((k.grad == 0) & (k == 0)).all(1).sum()
+    assert still == (k.shape[0] // 3 if (name, heads) in STUCK else 0)
+    assert [r for r in growth.remarks if "never move" in r] == list(growth.remarks)
+    assert bool(growth.remarks) == ((name, heads) in STUCK)
+    assert not folder.plan_folder(tmp_path / "m", 64, REPEAT).remarks
+
+
+def test_an_untied_head_is_told_in_the_folder_and_on_the_screen(tmp_path, monkeypatch, capsys):
+    path = from_zoo(tmp_path / "m", "OLMo tied")
+    (path / "README.md").write_text("# The card\n")
+    for args in (["--width", 48], ["--factor", 2], ["--factor", 2, "--dry-run"]):
+        out = tmp_path / str(len(args) + args[1])
+        run(monkeypatch, path, "--out", out, *args)
+        assert "the output head is no longer tied" in capsys.readouterr().out
+        assert len(args) == 3 or "no longer tied" in report(out)["remarks"][0]
+        assert len(args) == 3 or "> - the output head is no" in (out / "README.md").read_text()
+    run(monkeypatch, from_zoo(tmp_path / "u", "OLMo"), "--out", tmp_path / "none", "--factor", 2)
+    assert "remark" not in capsys.readouterr().out and report(tmp_path / "none")["remarks"] == []
+
+
+def test_tensors_keep_their_sources_names(tmp_path):
+    """transformers 4 would start GPT-NeoX's head anew if it were called as 5 calls it."""
+    path = from_zoo(tmp_path / "m", "GPT-NeoX")
+    grown(path, 64, REPEAT)
+    new = load_file(tmp_path / "m-64-more" / "model.safetensors")
+    assert new.keys() == load_file(path / "model.safetensors").keys() and "embed_out.weight" in new
+
+
 # ---- what travels along
 
 

@@ -74,6 +74,7 @@ ROTATED_PAD = Operator(
     8,
     grow_tensor,
     inexact=pad.inexact,
+    remarks=pad.remarks,
     config_change=pad.config_change,
     check=check,
     preserves=True,

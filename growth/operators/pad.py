@@ -75,11 +75,17 @@ def silence(plan: Plan, spec: Spec, wide: torch.Tensor) -> torch.Tensor:
         old *= (
             math.sqrt(config_change(plan).eps / share) if plan.arch.qk_norm else score_scale(plan)
         )
-        if share < 1 or (spec.part == "k" and plan.cfg.heads == "wider"):
+        if counted(plan, spec) or (spec.part == "k" and plan.cfg.heads == "wider"):
             zero_from(wide, spec.out_dim, old.shape[spec.out_dim])
     if (dim := silent_dim(plan, spec)) is not None:
         zero_from(wide, dim, plan.sizes[spec.in_space][0])
     return wide
+
+
+def counted(plan: Plan, spec: Spec) -> bool:
+    """Whether a norm would count the new rows of this parameter."""
+    asked = plan.arch.qk_norm and spec.part in ("q", "k")
+    return bool(asked) and normed_share(plan, spec) < 1
 
 
 def silent_dim(plan: Plan, spec: Spec) -> int | None:
@@ -203,11 +209,24 @@ def inexact(plan: Plan) -> list[str]:
     ]
 
 
+def remarks(plan: Plan) -> list[str]:
+    """Rows that are 0 on both sides of a product stay there, however long the model trains."""
+    if not (plan.arch.qk_norm and any(counted(plan, spec) for spec in plan.specs.values())):
+        return []
+    instead = "heads more or a" if plan.arch.qk_norm == "head_dim" else "A"
+    return [
+        "exact, but the new rows of q and k are 0, for q_norm and k_norm would count them; so is "
+        f"their gradient, and they never move in training. {instead} whole factor with method "
+        f"lossless has no such rows"
+    ]
+
+
 PAD = Operator(
     "pad",
     7,
     grow_tensor,
     inexact=inexact,
+    remarks=remarks,
     config_change=config_change,
     check=check,
     preserves=True,
