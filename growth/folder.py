@@ -128,6 +128,7 @@ def plan_folder(
     check_config(folder, raw)
     inexact = (*inexact, *find(cfg.operator).inexact(plan))
     remarks = (*[UNTIED] * loose, *find(cfg.operator).remarks(plan))
+    remarks += (*rope.remarks(folder.raw, raw),)
     return Growth(folder, plan, raw, inexact, tuple(rounding), remarks, DTYPES.get(dtype))
 
 

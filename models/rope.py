@@ -98,3 +98,22 @@ def written(raw: dict, parameters: dict) -> dict:
     if parameters.get("rope_type", "default") != "default":
         raw["rope_scaling"] = parameters  # 5 reads this one where both are there
     return raw
+
+
+def remarks(old: dict, new: dict) -> list[str]:
+    """What transformers 4 makes of frequencies that a config.json says in 5's way; found by hand,
+    with 4.57.3."""
+    parameters = new.get("rope_parameters") or {}
+    if parameters == (old.get("rope_parameters") or {}):
+        return []
+    if "rope_theta" not in parameters:
+        return [
+            "RoPE's frequencies differ by layer type, which transformers 4 has no keys for: it "
+            "would compute other outputs; load this folder with transformers 5"
+        ]
+    if parameters.get("rope_type") == "longrope":
+        return [
+            "RoPE's frequencies are written as longrope, under the keys of transformers 5 and of 4 "
+            "(4.57 computes the same, or, for OLMo, OLMo 2 and Phi-3, refuses to load it)"
+        ]
+    return []
