@@ -444,7 +444,10 @@ def make_run(
     grow, paid = None, 0
     if variant.grow:
         batch = {} if "learn_batch" in overrides else {"learn_batch": preset.learn_batch}
-        grow_cfg = replace(variant.grow, seed=seed, **batch)
+        epsilons = variant.grow.epsilons
+        if len(epsilons) == len(preset.widths) - 1:  # those of the last stage: an older age each
+            epsilons = epsilons[:stage]
+        grow_cfg = replace(variant.grow, seed=seed, epsilons=epsilons, **batch)
         old, ages = preset.config(stage - 1), preset.widths[: stage - 1]
         check_growth(old, cfg.d_model, grow_cfg, ages)  # refuses what cannot be
         if variant.budget == "paid" or find_operator(grow_cfg.operator).learned:
@@ -526,6 +529,13 @@ def find(table: dict, name: str, what: str):
     if name not in table:
         raise UserError(f"{what} {name!r} is unknown; choose one of {', '.join(table)}")
     return table[name]
+
+
+def parse_names(text: str) -> list[str]:
+    """ "srio, mrio@epsilons=0.1,0.2" -> its variants. No variant's name starts like a number: what
+    does goes on with the values of the override before it."""
+    parts = re.split(r",(?!\s*[-+.\d])", text)
+    return [name for part in parts if (name := re.sub(r"\s*,\s*", ",", part).strip())]
 
 
 def parse_variant(text: str, tuned: dict[str, str] | None = None) -> tuple[str, Variant, dict]:

@@ -31,8 +31,8 @@ class Args:
     preset: str = ""
     """name of a preset (README); default: paper, or tiny on a CPU"""
     only: str = ""
-    """variants, comma-separated; a name may carry overrides (srio@epsilon=0.25@lr=0.001); or "all",
-    or "tuning" (with --seeds 100-101) """
+    """variants, comma-separated; a name may carry overrides (srio@epsilon=0.25@lr=0.001, or several
+    numbers: mrio@epsilons=0.1,0.2); or "all", or "tuning" (with --seeds 100-101) """
     seeds: str = ""
     """0-4 or 0,1,2; empty: the preset's"""
     local: bool = False
@@ -104,7 +104,7 @@ def main() -> None:
         raise UserError(
             f"preset {name} and --width grow a model that is there; give --parent FOLDER"
         )
-    names = [v for v in map(str.strip, args.only.split(",")) if v] or list(preset.variants)
+    names = grid.parse_names(args.only) or list(preset.variants)
     groups = {"all": lambda: grid.fitting(preset), "tuning": lambda: grid.tuning(preset)}
     names = groups[names[0]]() if names[0] in groups else list(dict.fromkeys(names))
     runs = grid.expand_grid(preset, names, grid.parse_seeds(args.seeds, preset.seeds))

@@ -7,7 +7,16 @@ import torch
 
 from analysis.aggregate import variant_key
 from errors import UserError
-from grid import MAIN, PRESETS, VARIANTS, expand_grid, fitting, parse_seeds, parse_variant
+from grid import (
+    MAIN,
+    PRESETS,
+    VARIANTS,
+    expand_grid,
+    fitting,
+    parse_names,
+    parse_seeds,
+    parse_variant,
+)
 from growth.plan import GrowConfig
 from models.gpt import GPTConfig, count_parameters, flops_per_token
 
@@ -145,6 +154,34 @@ def test_one_run_has_one_name(written, name):
     assert replace(runs[0], run_id="", variant="") == replace(
         expand_grid("tiny", [name], [0])[-1], run_id="", variant=""
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        ("srio", ["srio"]),
+        (" srio, full ,nrio,", ["srio", "full", "nrio"]),
+        ("mrio@epsilons=0.1,0.2", ["mrio@epsilons=0.1,0.2"]),
+        ("mrio@epsilons=0.1, -.5 ,1e-3, srio", ["mrio@epsilons=0.1,-.5,1e-3", "srio"]),
+        ("mrio@epsilons=1,2@lr=0.1,szp", ["mrio@epsilons=1,2@lr=0.1", "szp"]),
+        (" , ", []),
+    ],
+)
+def test_a_comma_before_a_number_parts_no_names(written, names):
+    assert parse_names(written) == names
+    assert not any(name[0] in "+-.0123456789" for name in VARIANTS)
+
+
+def test_an_override_of_several_numbers_is_one_run_per_stage():
+    """A chain's first growth has one older age, its second two."""
+    runs = expand_grid("mini-chain", parse_names("mrio@epsilons=0.10, 1,nrio"), [0])
+    names = ["parent-s0", *(f"{name}-s0-g{stage}" for name in ("mrio@epsilons=0.1,1", "nrio")
+                            for stage in (1, 2))]  # fmt: skip
+    assert [run.run_id for run in runs] == names
+    assert [run.grow["epsilons"] for run in runs[1:]] == [(0.1,), (0.1, 1.0), (), ()]
+    for few in ("0.1", "0.1,0.2,0.3"):
+        with pytest.raises(UserError, match="epsilons has . values but"):
+            expand_grid("mini-chain", [f"mrio@epsilons={few}"], [0])
 
 
 @pytest.mark.parametrize(

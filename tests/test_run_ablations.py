@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -108,6 +109,35 @@ def test_a_pace_is_measured_where_the_runs_will_run():
 
     pace = measure_pace(expand_grid("smoke", ["nrio"], [0])[0], jobs=2, slots=1)
     assert pace.start_s > 0.5 and 0 < pace.step_s < 1 and 0 < pace.eval_token_s < pace.step_s
+
+
+MEASURED_GB = [  # VmHWM of cluster.execute for whole runs, or of train.update where `changes` says
+    ("smoke", "nrio", 0, {}, 0.357),
+    ("smoke", "nrio", 1, {}, 0.369),
+    ("tiny", "nrio", 0, {}, 0.396),
+    ("tiny", "nrio", 1, {}, 0.442),
+    ("tiny", "ligo", 1, {}, 0.494),
+    ("mini", "nrio", 1, {"compile": True}, 0.539),
+    ("mini", "nrio", 1, {"compile": False}, 0.404),
+    ("paper", "full", 0, {"micro_batch": 4, "compile": False}, 1.274),
+    ("paper", "full", 1, {"micro_batch": 4, "compile": False}, 2.159),
+    ("paper", "full", 0, {"micro_batch": 8, "compile": False}, 1.457),
+    ("pretrained-lr", "lossless-pad", 1, {}, 9.70),
+    ("pretrained-lr", "srio", 1, {}, 8.66),
+]
+
+
+@pytest.mark.parametrize(("name", "variant", "stage", "changes", "measured"), MEASURED_GB)
+def test_memory_is_estimated_to_a_quarter(name, variant, stage, changes, measured):
+    from cluster.budget import memory_gb
+    from grid import PRESETS, with_parent
+
+    preset = PRESETS[name]
+    if preset.needs_parent:
+        preset = with_parent(preset, preset.model, "none")
+    run = next(r for r in expand_grid(preset, [variant], [0]) if r.stage == stage)
+    found = memory_gb(replace(run, train=run.train | changes))
+    assert 0.75 < found / measured < 1.25, found
 
 
 @pytest.fixture(scope="module")
@@ -363,3 +393,6 @@ def test_a_grid_without_any_row_says_why_and_nothing_else(
 def test_names_with_blanks_around_them(main, nothing_starts):
     code, said, _ = main("--dry-run", "--preset=smoke", "--only", "srio, full ,srio", "--seeds=0")
     assert code == 0 and "3 runs" in said and "\nsrio " in said and "\nfull " in said
+    only = ("--only", "mrio@epsilons=0.1,0.2")
+    code, said, _ = main("--dry-run", "--preset=smoke-chain", *only, "--seeds=0")
+    assert code == 0 and "3 runs" in said and "\nmrio@epsilons=0.1,0.2 " in said
