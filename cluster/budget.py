@@ -17,6 +17,7 @@ from cluster.local import thread_env
 from grid import Preset, Run
 from growth.operators import find
 from models.gpt import GPTConfig, count_parameters
+from models.kernels import CHUNK_BYTES, MIN_ROWS
 from provenance import ROOT
 
 
@@ -49,13 +50,23 @@ def print_budget(name: str, preset: Preset, runs: list[Run], jobs: int) -> None:
 
 
 def memory_gb(run: Run) -> float:
-    """Estimated peak of training in GB: float32 weights, gradients and two moments, and per token
-    of a micro-batch what the backward pass keeps (4 bytes each of 16 d + 8 F per layer and of 4
-    vocabularies; 3.9 where 4.0 was measured at 135 M parameters)."""
+    """Estimated peak memory of a run's process in GB: the imports, and what is more of two.
+
+    Training: float32 weights, gradients and two moments, the head's gradient twice, the logits of
+    linear_cross_entropy, and per token of a micro-batch what the backward pass keeps (4 bytes each
+    of 12 d and 2 F per layer, 5 F with a gate). Growing and saving: 40 bytes per parameter. The
+    numbers are fits to what was measured on a CPU (tests/test_run_ablations.py has both); bfloat16
+    needs less, a compiled run 0.15 GB more.
+    """
     cfg, train = GPTConfig(**run.train["model"]), run.train
     tokens = (train.get("micro_batch") or train["batch_size"]) * cfg.block_size
-    kept = cfg.n_layer * (16 * cfg.d_model + 8 * cfg.d_ff) + 4 * cfg.vocab_size
-    return (16 * count_parameters(cfg) + 4 * tokens * kept) / 1e9
+    head = cfg.vocab_size * cfg.d_model
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    logits = 2 * max(4 * MIN_ROWS * cfg.vocab_size, CHUNK_BYTES[device])
+    kept = cfg.n_layer * (12 * cfg.d_model + (5 if cfg.activation == "swiglu" else 2) * cfg.d_ff)
+    training = 16 * count_parameters(cfg) + 8 * head + logits + 4 * tokens * kept
+    imports = 0.5 if train.get("compile") else 0.35
+    return imports + max(training, 40 * count_parameters(cfg)) / 1e9
 
 
 def format_time(minutes: float) -> str:
