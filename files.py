@@ -15,7 +15,6 @@ import re
 import shutil
 import socket
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -144,8 +143,8 @@ def naming(path: Path) -> Iterator[None]:
 
 def sweep(folder: Path, mine: str = "") -> None:
     """Clear what killed writers left in `folder`: those of this host whose process is gone, those
-    of others after a day without a change, and all of `mine`, a name that only the caller writes
-    ("*": every name)."""
+    of others that are a day older than the folder's last change, and all of `mine`, a name that
+    only the caller writes ("*": every name)."""
     with suppress(OSError):  # it helps the next writer; it never costs one its file
         for name in os.listdir(folder):
             found, rest = ANY_TEMPORARY.fullmatch(name), Path(folder) / name
@@ -172,7 +171,8 @@ def _is_dead(rest: Path) -> bool:
         return not _is_running(int(name[4]))
     with suppress(OSError):
         parts = [rest, *rest.iterdir()] if rest.is_dir() else [rest]
-        return time.time() - max(part.stat().st_mtime for part in parts) > DAY_S
+        now = rest.parent.stat().st_mtime  # by the file server's clock; ours may be another
+        return now - max(part.stat().st_mtime for part in parts) > DAY_S
     return False
 
 

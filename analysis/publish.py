@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import files
-from analysis.rows import NAME, load_rows, matched, row_path, write_row
+from analysis.rows import NAME, check_case, load_rows, matched, row_path, row_text
 from errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,14 +35,17 @@ def publish(out: Path) -> None:
         there = load_rows(target) if (target / "rows").is_dir() else []
         kept = [row for row in there if row["run_id"] not in rows]
         check_published(name, out, [*rows.values()], there)
+        check_case([name, *(path.name for path in target.parent.iterdir())])
+        check_case([*rows, *(row["run_id"] for row in kept)])
         matched([*rows.values(), *kept], allow_missing=True)
         print(f"results/{name}: {len(rows)} rows from {out}, {len(kept)} more kept")
         with files.new_folder(target, replace=True) as tmp:
             if target.exists():
                 shutil.copytree(target, tmp, dirs_exist_ok=True)
-            for row in rows.values():
+            (tmp / "rows").mkdir(exist_ok=True)
+            for row in rows.values():  # new_folder brings all of them to the disk at once
                 row["command"] = without_places(str(row.get("command", "")), name)
-                write_row(row_path(tmp, row["run_id"]), row)
+                row_path(tmp, row["run_id"]).write_text(row_text(row) + "\n")
             write_results([*rows.values(), *kept], tmp, allow_missing=bool(kept))
         draw([*rows.values(), *kept], ROOT / "figures" / name, allow_missing=bool(kept))
 

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -84,6 +84,7 @@ def load_rows(folder: Path) -> list[dict]:
             "run_ablations.py --status says how far they are"
         )
     rows = [read_row(file) for file in found]
+    check_case(row["run_id"] for row in rows)
     seen: dict[tuple, Path] = {}
     for file, row in zip(found, rows, strict=True):
         key = (row["stage"], row["variant"], row["seed"])
@@ -93,6 +94,15 @@ def load_rows(folder: Path) -> list[dict]:
             )
         seen[key] = file
     return sorted(rows, key=lambda row: (stage_key(row["stage"]), row["variant"], row["seed"]))
+
+
+def check_case(names: Iterable[str]) -> None:
+    """UserError where two names are one but for upper and lower case: a file system that has none
+    (macOS, Windows) keeps one of their files only."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if (other := seen.setdefault(name.casefold(), name)) != name:
+            raise UserError(f"{other} and {name} differ by case only; rename or delete one of them")
 
 
 def row_path(out: str | Path, run_id: str) -> Path:
@@ -381,7 +391,8 @@ def _same_parent(stage: int | str, group: list[dict], rows: list[dict]) -> list[
     and a note says so.
     """
     grown = [row for row in group if row["parent"] is not None]
-    origins = {row["run_id"]: _origin(row, rows) for row in grown}
+    by_id = {row["run_id"]: row for row in rows}
+    origins = {row["run_id"]: _origin(row, by_id) for row in grown}
     for seed in sorted({row["seed"] for row in grown}):
         _refuse_difference(
             [row for row in grown if row["seed"] == seed],
@@ -396,13 +407,12 @@ def _same_parent(stage: int | str, group: list[dict], rows: list[dict]) -> list[
     ]
 
 
-def _origin(row: dict, rows: list[dict]) -> str:
+def _origin(row: dict, by_id: dict[str, dict]) -> str:
     """The parent's hash; for a chained row, the hash its variant's chain started from."""
-    for other in rows:
-        same_chain = (other["variant"], other["seed"]) == (row["variant"], row["seed"])
-        earlier = stage_key(other["stage"]) < stage_key(row["stage"])
-        if same_chain and earlier and other["run_id"] == row["parent"].get("run_id"):
-            return CHAIN + (_origin(other, rows) if other["parent"] else "its own start")
+    other = by_id.get(row["parent"].get("run_id"))
+    if other and (other["variant"], other["seed"]) == (row["variant"], row["seed"]):
+        if stage_key(other["stage"]) < stage_key(row["stage"]):
+            return CHAIN + (_origin(other, by_id) if other["parent"] else "its own start")
     return row["parent"]["hash"][:16]
 
 

@@ -22,6 +22,7 @@ from growth.plan import GrowConfig
 from models.gpt import GPTConfig, count_parameters
 from train import TrainConfig, train
 from training.numerics import compile_cache
+from training.processes import env_number
 
 
 def execute(out: str, run_id: str, spec: dict) -> None:
@@ -29,7 +30,7 @@ def execute(out: str, run_id: str, spec: dict) -> None:
     run, folder, row = Run(**spec["run"]), Path(out) / "runs" / run_id, row_path(out, run_id)
     if row.exists() and (read_row(row)["status"] != "done" or (folder / "final").exists()):
         return require_done(run_id, read_row(row))
-    first = int(os.environ.get("RANK", 0)) == 0  # of several processes, one grows and writes
+    first = env_number("RANK") == 0  # of several processes, one grows and writes
     if first:
         files.sweep(row.parent, mine=row.name)  # a run has one writer at a time
         files.sweep(Path(out) / "grown", mine=run_id)

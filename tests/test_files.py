@@ -102,6 +102,17 @@ def test_what_a_writer_may_still_need_is_left_alone(tmp_path):
     assert os.listdir(tmp_path) == ["d"]
 
 
+def test_what_is_old_is_told_without_this_machine_s_clock(tmp_path, monkeypatch):
+    """A clock days ahead of the file server's must not cost another host its unfinished file."""
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    live, future = ".a.tmp-other-1-00000000", ".b.tmp-other-1-00000000"
+    for name in (live, future):
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / future, (3e9, 3e9))  # written before the server's clock was set back
+    files.write_text(tmp_path / "x", "x")
+    assert sorted(os.listdir(tmp_path)) == [live, future, "x"]
+
+
 def test_a_failed_folder_leaves_no_trace_and_nothing_is_replaced_unasked(tmp_path):
     with pytest.raises(KeyboardInterrupt), files.new_folder(tmp_path / "a" / "b" / "c") as tmp:
         (tmp / "part").write_text("")

@@ -1,6 +1,7 @@
 """Publishing rows: everything is checked before anything is written, and what is there is whole."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import files
 from analysis import publish as module
 from analysis.publish import publish, summarize
-from analysis.rows import load_rows
+from analysis.rows import load_rows, matched
 from errors import UserError
 from tests.synthetic_rows import diverged, grid, row, write
 
@@ -129,6 +130,49 @@ def test_two_who_publish_at_once_are_both_heard(root, tmp_path, monkeypatch):
         list(pool.map(publish, outs))
     found = {r["variant"] for r in load_rows(root / "results" / "x")}
     assert found == {"aki", "net2net", "srio", "nrio"}
+
+
+def test_of_two_processes_that_publish_one_run_one_wins(root, tmp_path, monkeypatch):
+    """The same rows with other numbers, from two users: nothing of the two is mixed."""
+    monkeypatch.setattr(module, "draw", lambda *_, **__: None)
+    outs = [tmp_path / user / "x" for user in "ab"]
+    for user, out in enumerate(outs):
+        write([one | {"wall_s": 40.0 + user} for one in grid()], out)
+    fork = multiprocessing.get_context("fork")
+    both = [fork.Process(target=publish, args=(out,)) for out in outs]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert [process.exitcode for process in both] == [0, 0]
+    found = {one["wall_s"] for one in load_rows(root / "results" / "x")}
+    assert len(found) == 1 and found <= {40.0, 41.0}
+    assert {p.name for p in (root / "results").iterdir()} == {"x", ".lock"}
+
+
+def test_two_thousand_rows_are_read_once_and_written_once(root, tmp_path, monkeypatch):
+    rows = grid(["nrio", *(f"nrio@lr={i / 1000}" for i in range(1, 40))], range(50))
+    began = time.process_time()
+    assert len(matched(rows)[0]) == 2000
+    assert time.process_time() - began < 5  # 0.1 s; looking at every pair of rows took 10
+    synced, original = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(original(handle)))
+    monkeypatch.setattr(module, "draw", lambda *_, **__: None)
+    publish(write(rows[:100], tmp_path / "x"))
+    assert len(synced) < 100 + 20  # every row once, not its folder with each
+
+
+@pytest.mark.parametrize("place", ["row", "kept", "folder"])
+def test_names_that_differ_by_case_only_are_refused(root, tmp_path, place):
+    """macOS and Windows would keep one of the two."""
+    publish(write(grid(), tmp_path / "x"))
+    if place == "folder":
+        return refused(root, write(grid(), tmp_path / "X"), "[xX] and [xX] differ by case only")
+    other = [
+        one | {"variant": "NRIO", "run_id": f"NRIO-s{one['seed']}-g2"} for one in grid(["nrio"])
+    ]
+    out = write(other + (grid() if place == "row" else []), tmp_path / "other" / "x")
+    refused(root, out, "-s0-g2 and .*-s0-g2 differ by case only")
 
 
 def test_who_waits_too_long_is_told_who_publishes(root, tmp_path):

@@ -396,3 +396,25 @@ def test_names_with_blanks_around_them(main, nothing_starts):
     only = ("--only", "mrio@epsilons=0.1,0.2")
     code, said, _ = main("--dry-run", "--preset=smoke-chain", *only, "--seeds=0")
     assert code == 0 and "3 runs" in said and "\nmrio@epsilons=0.1,0.2 " in said
+
+
+def test_looking_at_a_grid_on_a_read_only_file_system(tmp_path, corpus_folder):
+    """Somebody else's results: --status shows them; what must write says where it cannot."""
+    out = tmp_path / "out"
+    write_rows(out, corpus_folder)
+    mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+    read_only = ["unshare", "-rm", "sh", "-c", mount, str(out)]
+    if subprocess.run([*read_only, "true"], capture_output=True).returncode:
+        pytest.skip("no mount namespaces here")
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+
+    def there(*arguments: str) -> subprocess.CompletedProcess:
+        words = [*read_only, *command(*arguments, "--preset", "smoke", "--only", "scratch")]
+        return subprocess.run([*words, "--out", str(out)], capture_output=True, text=True)
+
+    looked = there("--status")
+    assert looked.returncode == 0 and "2 done of 2" in looked.stdout, looked.stderr
+    assert "Δ val" in looked.stdout and looked.stderr == ""
+    refused = there("--local")
+    assert refused.returncode == 2 and refused.stderr.startswith("error: --out is "), refused.stderr
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before

@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.machinery import ModuleSpec
+from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -850,3 +851,39 @@ def test_the_spike_is_also_measured_with_the_gate_open(cfg, tmp_path):
     )
     assert gated["spike_open"] == plain["spike"] == plain["spike_open"] != gated["spike"]
     assert plain["val_loss_start"] - plain["spike"] == parent["metrics"]["val_loss"]
+
+
+# ---- clocks and the environment
+
+
+def test_a_clock_that_is_set_back_changes_nothing_but_the_date(cfg, tmp_path, monkeypatch):
+    train(cfg)
+    other = replace(cfg, out=tmp_path / "set back")
+    clock = count(2e9, -3600.0)  # an hour back at every look
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    monkeypatch.setattr("tqdm.std.time", lambda: next(clock))
+    train(other)
+    assert result(other) == result(cfg)
+    summary = json.loads((other.out / "done.json").read_text())
+    assert summary["wall_s"] > 0 and summary["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"RANK": "x"}, "RANK is 'x' in the environment; unset it"),
+        ({"WORLD_SIZE": "-2"}, "WORLD_SIZE is '-2'"),
+        ({"LOCAL_RANK": ""}, "LOCAL_RANK is ''"),
+        ({"RANK": "1"}, "RANK 1 and WORLD_SIZE 1 in the environment are of no torchrun"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE 2 in the environment are of no torchrun or srun"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE 0"),
+    ],
+)
+def test_what_another_program_left_in_the_environment_is_named(cfg, monkeypatch, env, message):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        train(cfg)
+    assert not cfg.out.exists()

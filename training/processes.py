@@ -1,6 +1,7 @@
 """Where a run executes: the processes that share it, its device and precision, its signals."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -12,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 from errors import UserError
+
+STRAY = "in the environment are of no torchrun or srun; unset them"
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,21 @@ def find_place(device: str = "auto", dtype: str = "auto") -> Place:
         env |= {"RANK": env["SLURM_PROCID"], "WORLD_SIZE": env["SLURM_STEP_NUM_TASKS"]}
         env |= {"LOCAL_RANK": env["SLURM_LOCALID"], "MASTER_ADDR": first}
         env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 20000))
-    rank, size, local = (
-        int(env.get(key, default))
-        for key, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-    )
+    rank, size, local = env_number("RANK"), env_number("WORLD_SIZE", 1), env_number("LOCAL_RANK")
+    if rank >= size:
+        raise UserError(f"RANK {rank} and WORLD_SIZE {size} {STRAY}")
     chosen = pick_device(device, local)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)  # pinned copies and NCCL then stay off the other GPUs
     return Place(rank, size, local, chosen, pick_dtype(dtype, chosen))
+
+
+def env_number(name: str, default: int = 0) -> int:
+    """A count that torchrun or srun has put into the environment."""
+    value = os.environ.get(name, str(default))
+    if not re.fullmatch(r"[0-9]{1,6}", value):
+        raise UserError(f"{name} is {value!r} in the environment; unset it, or make it a number")
+    return int(value)
 
 
 def pick_device(name: str, local: int) -> torch.device:
@@ -91,6 +101,8 @@ def process_group(place: Place) -> Iterator[None]:
     if place.size == 1 or dist.is_initialized():
         yield
         return
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise UserError(f"RANK {place.rank} and WORLD_SIZE {place.size} {STRAY}")
     dist.init_process_group("nccl" if place.device.type == "cuda" else "gloo")
     try:
         yield
