@@ -26,7 +26,7 @@ def test_a_short_sweep_has_no_fault(tmp_path):
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads((tmp_path / "fuzz.json").read_text())
-    assert found["cases"] >= 40 and found["faults"] == 0 and len(found["groups"]) == 13
+    assert found["cases"] >= 40 and found["faults"] == 0 and len(found["groups"]) == 14
     assert sum(g["refused"] for g in found["groups"].values()) > 25
 
 

@@ -1,11 +1,12 @@
-"""Bad inputs by the hundred: options, checkpoints, model folders, corpora, texts, rows, settings.
+"""Bad inputs by the hundred: options, files of every kind, result rows, settings, environments.
 
     python -m checks.fuzz --cases 300 --seed 0
 
 Every case must end in one useful line ("error: ...", exit 2, nothing written) or in a run whose
 result is right; within 5 s of CPU time and 1 GB, without a write outside its folder, without a
 pickle. Writes results/fuzz.json (every case) and results/fuzz.md; exits 1 if there is a fault.
-Some cases are run a second time as real commands. hypothesis draws the cases.
+Some cases are run a second time as real commands; those of odd environments are nothing else.
+hypothesis draws the cases.
 """
 
 import importlib
@@ -60,6 +61,7 @@ GROUPS = {  # world -> cases: its share of them
     files.publishing: 2,
     files.grid_folders: 1,
     files.run_folders: 3,
+    files.environments: 2,
     files.slurm_settings: 2,
 }
 # imported before the cases start, so that a case pays only for what it does

@@ -1,11 +1,17 @@
 """Spoilt files: checkpoints, Hugging Face folders, corpora, texts, result rows, run folders, Slurm
-settings. Where a file still means something after the damage, the run that follows must be right.
+settings; and sound ones in odd environments. Where a file still means something after the damage,
+the run that follows must be right.
 """
 
+import bz2
 import gzip
+import io
 import json
+import lzma
+import math
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -305,39 +311,84 @@ TEXTS = (  # file name, content
     ("none.jsonl.zst", b"\x28\xb5\x2f\xfd nothing"),
     ("zip.txt", b"PK\x03\x04" + bytes(60)),
     ("length.parquet", b"PAR1" + b"\0" * 40 + (2**31 - 1).to_bytes(4, "little") + b"PAR1"),
+    ("empty.jsonl.gz", gzip.compress(b"")),
+    ("cut.jsonl.bz2", bz2.compress(b"word " * 4000)[:-30]),
+    ("no.gz", b"no gzip, but its name says so\n"),
+    ("cut.parquet.gz", gzip.compress(b"PAR1")),
 )
+# not read inside a folder, whatever they hold
+BESIDE = (("a.pdf", b"%PDF-1.7"), ("b.docx", b"PK\x03\x04"), ("README", b"x"), ("c.exe", b"MZ\0"))
+BESIDE += ((".hidden.txt", b"hidden"), ("cut.jsonl", b'{"text": "x'), ("empty.txt.gz", b""))
+BOM = b"\xef\xbb\xbf"
+
+
+def sound_forms(texts: list[str]) -> dict[str, bytes]:
+    """The same documents in every form that data/readers.py reads, under right and wrong names."""
+    import pyarrow
+
+    records = [{"text": text} for text in texts]
+    lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    array, table = io.BytesIO(), io.BytesIO()
+    array.write(json.dumps(records).encode())
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), table)
+    zstd = pyarrow.Codec("zstd").compress
+    plain = {"jsonl": lines, "json": lines, "txt": lines, "array.json": array.getvalue()}
+    plain |= {"indented.json": json.dumps(records, indent=1).encode(), "bom.json": BOM + lines}
+    plain |= {"parquet": table.getvalue(), "parquet.txt": table.getvalue()}
+    plain |= {"blank.jsonl": b"\n \n" + lines, "null.jsonl": b'{"text": null}\n' + lines}
+    packed = {"jsonl.gz": gzip.compress(lines), "jsonl.bz2": bz2.compress(lines)}
+    packed |= {"jsonl.xz": lzma.compress(lines), "jsonl.zst": bytes(zstd(lines))}
+    packed |= {"gzip.jsonl": gzip.compress(lines), "array.json.gz": gzip.compress(plain["json"])}
+    packed |= {"members.jsonl.gz": gzip.compress(b"") + gzip.compress(lines) + gzip.compress(b"")}
+    packed |= {"members.json.bz2": bz2.compress(lines) + bz2.compress(b"")}
+    return {f"sound.{name}": data for name, data in (plain | packed).items()}
 
 
 def texts(world: Path) -> Cases:
-    """Bad texts for data/prepare.py, alone and among good ones, with and without --skip-bad."""
+    """Bad texts for data/prepare.py, alone and among good ones, with and without --skip-bad; sound
+    ones in every form, which must all give the same number of tokens."""
+    from data.shards import Corpus
+
     good = [path.read_bytes() for path in sorted((world / "texts").iterdir())]
     lines = b"".join(json.dumps({"text": t.decode()}).encode() + b"\n" for t in good)
     damaged = (spoilt_bytes(lines) | spoilt_bytes(good[0] * 9)).map(lambda found: found[1])
     spoilt = st.tuples(st.sampled_from(["random.jsonl", "random.txt"]), damaged)
+    total = sum(map(Corpus(world / "corpus").n_tokens, ("train", "val")))
 
     def case(text: tuple[str, bytes], among: bool, skip: bool) -> Case:
-        (name, data), among = text, among or text[0].startswith("random")
+        (name, data), sound = text, text[0].startswith("sound.")
+        among = (among or name.startswith("random")) and not sound
 
         def make(folder: Path) -> None:
             (folder / "texts").mkdir()
+            for other, content in BESIDE if sound and skip else ():
+                (folder / "texts" / other).write_bytes(content)
             (folder / "texts" / name).write_bytes(data)
             for i, text in enumerate(good if among else []):
                 (folder / "texts" / f"good{i}.txt").write_bytes(text)
 
+        def check(folder: Path) -> None:
+            check_corpus(folder, total if sound else None)
+
         arguments = ("--source", "file:texts", "--tokenizer", "byte", "--out", "corpus")
-        arguments += ("--val-fraction", "0.2", *(("--skip-bad",) if skip and among else ()))
+        skips = ("--skip-bad",) if skip and (among or sound) else ()
+        arguments += ("--val-fraction", "0.2", *skips)
         about = f"{name}{' among good texts' if among else ''}{', --skip-bad' if skip else ''}"
-        may_run = among or name in ("nul.txt", "late.txt")
+        may_run = among or sound or name in ("nul.txt", "late.txt")
         return Case("texts", about, "data.prepare:main", arguments, ("texts", name), make,
-                    check_corpus if may_run else None, ("corpus",))  # fmt: skip
+                    check if may_run else None, ("corpus",))  # fmt: skip
 
-    return st.builds(case, st.sampled_from(TEXTS) | spoilt, st.booleans(), st.booleans())
+    forms = st.sampled_from([*TEXTS, *sound_forms([t.decode() for t in good]).items()])
+    return st.builds(case, forms | spoilt, st.booleans(), st.booleans())
 
 
-def check_corpus(folder: Path) -> None:
+def check_corpus(folder: Path, total: int | None = None) -> None:
     from data.shards import Corpus
 
-    assert Corpus(folder / "corpus", verify="hash").n_tokens("train") > 64
+    corpus = Corpus(folder / "corpus", verify="hash")
+    assert corpus.n_tokens("train") > 64
+    found = corpus.n_tokens("train") + corpus.n_tokens("val")
+    assert total in (None, found), f"{found} tokens instead of {total}"
 
 
 # ---- results and settings
@@ -356,34 +407,36 @@ def odd_rows(source: Path, name: str) -> Spoils:
     """A row whose names are paths or another run's, or whose numbers cannot be."""
     row = json.loads((source / name).read_text())
     values = {
-        "run_id": (
-            "../../../X",
-            "/etc/passwd",
-            "nrio-s0",
-            "srio-s1",
-            "nrio-s1/../x",
-            "",
-            "x" * 300,
-        ),
-        "preset": ("..", "smoke;touch Y", "a b", ".git"),
-        "variant": ("../nrio", "nrio\n", "-rf"),
-        "seed": (-1, 10**30),
-        "stage": (-1, "../1", 10**30),
-        "params": (-1, 0),
-        "d_model": (0, -8),
-        "wall_s": (-1, 1e300),
-        **{f"{part}.total": (-1, 1e300, None) for part in ("tokens", "flops")},
-        **{f"metrics.{loss}": (-1, 1e300, None) for loss in ("train_loss", "val_loss")},
-        "curve.val": ([], row["curve"]["val"][:-1], [-1] * len(row["curve"]["val"])),
-        "curve.val_tokens": (row["curve"]["val_tokens"][::-1], [0] * len(row["curve"]["val"])),
-    }
+        "run_id": ["../../../X", "/etc/passwd", "nrio-s0", "srio-s1", "nrio-s1/../x", *NO_NAMES],
+        "preset": ["..", "smoke;touch Y", "a b", ".git", *NO_NAMES],
+        "variant": ["../nrio", "nrio\n", "-rf", "NRIO", *NO_NAMES],
+        "seed": [-1, 10**30, 1.5, 1e300, True],
+        "stage": [-1, "../1", 10**30, "\x1b[2J"],
+        **dict.fromkeys(("params", "d_model"), [-1, 0, 1e300, math.nan]),
+        **dict.fromkeys(("wall_s", "tokens_per_s"), [-1, 1e300, math.nan, math.inf, None]),
+        **{f"{part}.{of}": OUT_OF_RANGE for part in ("tokens", "flops")
+           for of in ("parent", "operator", "stage", "total")},
+        **{f"metrics.{x}": OUT_OF_RANGE for x in ("train_loss", "val_loss", "val_loss_start")},
+        **{f"curve.{of}": [[], None, {}, row["curve"][of][:-1],
+                           *([*row["curve"][of][:-1], odd] for odd in (-1, 1e300, math.nan))]
+           for of in ("tokens", "train", "val_tokens", "val")},
+        **{f"curve.{x} backwards": [row["curve"][x][::-1], [0] * len(row["curve"][x])]
+           for x in ("tokens", "val_tokens")},
+    }  # fmt: skip
     lies = []
     for place in values:
-        part, _, key = place.partition(".")
+        part, _, key = place.removesuffix(" backwards").partition(".")
         for value in values[place]:
             lie = row | {part: row[part] | {key: value} if key else value}
             lies.append((f"{place} {str(value)[:40]!r}", dump(lie)))
-    return st.sampled_from(lies).map(writing(name))
+    twin = dump(row | {"run_id": row["run_id"].upper(), "variant": row["variant"].upper()})
+    twin = twin.replace(b"NRIO-S1", b"NRIO-s1")
+    other = "a row of another case", lambda folder: (folder / "NRIO-s1.json").write_bytes(twin)
+    return st.sampled_from(lies).map(writing(name)) | st.just(other)
+
+
+NO_NAMES = ["", "x" * 300, "\x1b[2J", "a\0b", "a\u202eb", "con fig", "$(id)", "nrio-s1\r"]
+OUT_OF_RANGE = [-1, 1e300, math.nan, None, "1"]
 
 
 def publishing(world: Path) -> Cases:
@@ -463,6 +516,77 @@ def run_folders(world: Path) -> Cases:
               ("run",), world / "corpus")
         for place, found in ((source, st.one_of(spoils)), (finished, ended))
     ])  # fmt: skip
+
+
+# ---- the environment
+
+
+ENVIRONMENTS = (  # what a shell, a notebook, a batch system or another program may have left
+    *({"LC_ALL": name, "LANG": name, "PYTHONUTF8": "0"} for name in ("C", "POSIX", "xx_YY.no")),
+    *({"PYTHONIOENCODING": name} for name in ("ascii", "latin-1:strict", "utf-16")),
+    *({"COLUMNS": n, "LINES": n} for n in ("1", "0", "-1", "x", "99999999")),
+    *({name: None} for name in ("HOME", "PATH", "LANG", "TERM", "USER")),
+    *({name: "/nowhere/at all"} for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR")),
+    *({"MPLBACKEND": name} for name in ("module://matplotlib_inline.backend_inline", "x", "TkAgg")),
+    *({"NO_COLOR": "1", "TERM": term} for term in ("dumb", "", "xterm")),
+    {"FORCE_COLOR": "1"}, {"TZ": "Nowhere/Else"}, {"PYTHONOPTIMIZE": "2"}, {"SLURM_JOB_ID": "7"},
+    {"CUDA_VISIBLE_DEVICES": "nothing"}, {"PYTHONHASHSEED": "3"}, {"DISPLAY": ":99"},
+    *({"OMP_NUM_THREADS": n} for n in ("x", "0", "-1")),
+)  # fmt: skip
+REFUSED = ({"RANK": "x"}, {"WORLD_SIZE": "-2"}, {"RANK": "1"}, {"WORLD_SIZE": "2"})
+READ_ONLY = ("unshare", "-rm", "sh", "-c", "mount --bind . . && mount -o remount,bind,ro . && "
+             "cd \"$PWD\" && exec \"$@\"", "sh")  # fmt: skip
+
+
+def environments(world: Path) -> Cases:
+    """Sound commands where the environment, the folder or the file system is odd; all of them real
+    ones, for much of that is looked at when Python starts."""
+    run, corpus = run_arguments(), lambda folder: (folder / "corpus").symlink_to(world / "corpus")
+
+    def rows_here(folder: Path) -> None:
+        shutil.copytree(world / "grid" / "rows", folder / "rows")
+
+    def pictures(folder: Path) -> None:
+        assert len(list((folder / "pictures").glob("*.png"))) == 1
+
+    table = ("analysis.aggregate", (".",), rows_here, check_table, ("table.csv", "table.md",
+             "claims.md"))  # fmt: skip
+    drawn = ("figures.loss_curves", (".", "--out", "pictures"), rows_here, pictures, ("pictures",))
+    trained = ("train", run, corpus, check_init, ("run",))
+    text = ("--source", f"file:{world / 'texts'}", "--tokenizer", "byte", "--out", "corpus")
+    text = ("data.prepare", (*text, "--val-fraction", "0.2"), lambda f: None, check_corpus,
+            ("corpus",))  # fmt: skip
+
+    def case(about: str, work: tuple, env: dict | None = None, words: tuple = (),
+             given: tuple[str, ...] = ()) -> Case:  # fmt: skip
+        program, arguments, make, check, writes = work
+        return Case("environments", f"{program}: {about}", f"{program}:main", arguments, given,
+                    make, check, writes, tuple((env or {}).items()), words)  # fmt: skip
+
+    found = [case(str(env), work, env) for env in ENVIRONMENTS
+             for work in (table, drawn, trained, text)]  # fmt: skip
+    found += [case(str(env), (*trained[:3], None, ()), env, given=tuple(env)) for env in REFUSED]
+    for name in ("a: b", "2026-01-01T10:00:00", "it's $HOME", "-x", "ü ☃", "a\nb"):
+        place = Path(name).name
+        work = ("train", (f"--out={name}", *run[2:]), corpus,
+                lambda f, place=place: check_run(f / place), (place,))  # fmt: skip
+        found.append(case(f"--out={name!r}", work))
+    for name in ("wandb", "tensorboard", "datasets", "tests", "data"):
+
+        def beside(folder: Path, name: str = name) -> None:
+            corpus(folder)
+            (folder / name).mkdir()
+
+        found.append(case(f"beside a folder {name}/", (*trained[:2], beside, *trained[3:])))
+        if name in ("wandb", "tensorboard"):
+            asked = ("train", (*run, "--tracker", name), beside, None, ())
+            found.append(case(f"--tracker {name} beside {name}/", asked, {"X": "1"}, (), (name,)))
+    closed = [("run" if work is trained else "table" if work is table else "pictures", work)
+              for work in (trained, table, drawn)]  # fmt: skip
+    if subprocess.run([*READ_ONLY, "true"], cwd=world, capture_output=True).returncode == 0:
+        found += [case("read-only", (*work[:3], None, ()), None, READ_ONLY, (name, "Read-only"))
+                  for name, work in closed]  # fmt: skip
+    return st.sampled_from(found)
 
 
 SETTINGS = (  # slurm.toml

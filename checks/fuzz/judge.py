@@ -26,7 +26,7 @@ from errors import exit_on_user_error
 ROOT = Path(__file__).resolve().parents[2]
 CPU_S = 5  # seconds of CPU time a case may take
 MEMORY_MB = 1000  # a case may allocate on top of what its imports hold
-WALL_S = 30  # for a case that sleeps instead of working
+WALL_S = 300  # for a case that sleeps instead of working; beside others one may wait for its turn
 MAX_LINE = 1300  # characters of an error line
 IGNORED = ("run/lock",)  # says who holds the folder; every start renews it
 
@@ -37,7 +37,9 @@ class Case:
 
     call: "train:main" with arguments as a command line, or "module:function" with one path.
     blames: the error line must hold one of these. check: raises where a run that ended well ended
-    wrong; None: the input must be refused. writes: what a good run may write.
+    wrong; None: the input must be refused. writes: what a good run may write. env, words: changes
+    of the environment (None: unset) and what stands before the command; it is then always a real
+    one.
     """
 
     group: str
@@ -48,6 +50,8 @@ class Case:
     make: Callable[[Path], object] = lambda folder: None
     check: Callable[[Path], object] | None = None
     writes: tuple[str, ...] = ()
+    env: tuple[tuple[str, str | None], ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def is_command(self) -> bool:
@@ -70,6 +74,7 @@ class Verdict:
 def judge(case: Case, place: Path, real: bool = False) -> Verdict:
     """Run `case` in the new folder `place`/case, with its notes beside it; both are removed."""
     folder, notes, scratch = place / "case", place / "notes", place / "tmp"
+    real = real or bool(case.env or case.words)
     for path in (folder, notes, scratch):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
@@ -81,10 +86,12 @@ def judge(case: Case, place: Path, real: bool = False) -> Verdict:
     outcome, after = "ran" if code == 0 else "refused", listing(folder)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
     memory_mb = round((usage.ru_maxrss - int((notes / "held_kb").read_text())) / 1024)
+    wrong = real and code == 0 and case.check and checked(case, folder)
     fault = (
         exit_fault(case, code, said)
         or (outcome == "refused" and line_fault(case, said))
         or write_fault(case, outcome, changed.difference(IGNORED))
+        or wrong
         or (notes / "audit").read_text().partition("\n")[0]
         or (outcome == "refused" and any(scratch.iterdir()) and "left temporary files")
         or (memory_mb > MEMORY_MB and not real and f"allocated {memory_mb} MB")
@@ -96,6 +103,19 @@ def judge(case: Case, place: Path, real: bool = False) -> Verdict:
     shutil.rmtree(folder)
     cpu_s = round(usage.ru_utime + usage.ru_stime, 2)
     return Verdict(case.group, case.name, outcome, line, cpu_s, memory_mb, fault)
+
+
+def checked(case: Case, folder: Path) -> str:
+    """What case.check finds wrong after a real command, "" for nothing."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        case.check(folder)
+        return ""
+    except Exception as error:  # noqa: BLE001 - any is a verdict
+        return f"ended wrong: {type(error).__name__}: {error}"
+    finally:
+        os.chdir(before)
 
 
 def on_screen(text: str) -> str:
@@ -188,8 +208,9 @@ def pages(column: int) -> int:
 
 def become(case: Case) -> int:
     """The real command in place of this process."""
-    words = [sys.executable, "-m", case.call.split(":")[0], *case.arguments]
-    os.execve(sys.executable, words, os.environ | {"PYTHONPATH": str(ROOT)})
+    words = [*case.words, sys.executable, "-m", case.call.split(":")[0], *case.arguments]
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | dict(case.env)
+    os.execvpe(words[0], words, {name: value for name, value in env.items() if value is not None})
 
 
 def in_child(case: Case, folder: Path, notes: Path) -> int:
