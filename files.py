@@ -47,8 +47,11 @@ def write_bytes(path: Path, data: bytes, durable: bool = True) -> None:
             if durable:
                 os.fsync(file.fileno())
         os.replace(tmp, path)
-    except BaseException:
-        tmp.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # not there, or on a disk that has become read-only
+            tmp.unlink()
+        if isinstance(error, OSError) and error.filename == str(tmp):  # not a name of the user's
+            error.filename = str(path)
         raise
     if durable:
         sync(path.parent)

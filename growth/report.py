@@ -210,7 +210,8 @@ def effective_rank(a_nd: torch.Tensor) -> float:
 
 
 def print_card(card: dict) -> None:
-    """The card as a few aligned lines for a terminal; what a model has not is left out."""
+    """The card as a few aligned lines for grow.py, whose probe is random tokens; what a model has
+    not is left out."""
     kind = [card[key] for key in ("model_type", "operator") if key in card]
     verdict = card["contract"] if card.get("exact", True) else "approximate"
     print(f"{', '.join([*kind, *card.get('dtype', [])])}: {verdict}")
@@ -223,7 +224,8 @@ def lines(card: dict) -> list[tuple[str, str]]:
     found += [("d_ff", "{} -> {}".format(*card["d_ff"]))]
     found += [("parameters", "{:,} -> {:,}".format(*card["parameters"]))]
     if "loss" in card:
-        found += [("probe loss", "{:.4f} -> {:.4f} nats".format(*card["loss"]))]
+        text = "{:.4f} -> {:.4f} nats, on random tokens: no text".format(*card["loss"])
+        found += [("probe loss", text)]
     if "hidden_factor" in card:
         found += [("hidden states", f"x {card['hidden_factor']:.4g}: their scale changes")]
         spread = f"({card['max_rel_dlogit']:.3g} of their std)"

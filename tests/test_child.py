@@ -12,7 +12,7 @@ from errors import UserError
 from growth.apply import grow
 from growth.child import grow_checkpoint
 from growth.plan import GrowConfig
-from growth.report import duplicate_distance, effective_rank, report_card
+from growth.report import duplicate_distance, effective_rank, lines, report_card
 from models.axes import specs
 from models.gpt import GPT, GPTConfig
 from train import train
@@ -126,6 +126,8 @@ def test_interrupted_learning_leaves_nothing_and_repeats(parent, corpus_folder, 
 
 def test_card_tells_exact_from_approximate():
     exact, approximate = card("pad"), card("nrio")
+    shown = dict(lines(exact | {"approximate": [], "wall_s": 1.0}))
+    assert shown["probe loss"].endswith("nats, on random tokens: no text")  # not the user's loss
     assert exact["exact"] and exact["kl"] < 1e-15 and abs(exact["spike"]) < 1e-13
     assert not approximate["exact"] and approximate["kl"] > 1e-9
 

@@ -417,4 +417,7 @@ def test_looking_at_a_grid_on_a_read_only_file_system(tmp_path, corpus_folder):
     assert "Δ val" in looked.stdout and looked.stderr == ""
     refused = there("--local")
     assert refused.returncode == 2 and refused.stderr.startswith("error: --out is "), refused.stderr
+    words = [*read_only, sys.executable, "-m", "analysis.aggregate", str(out)]
+    named = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert named.stderr.startswith(f"error: Read-only file system: {out}/table.csv; choose a place")
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
