@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from training.processes import Place
 
 ROOT = Path(__file__).resolve().parent
+# folders of the repository that a run may import from; what else lies there (a virtual environment,
+# `pip --target`) is none of the program's
+PACKAGES = ("analysis", "checks", "cluster", "data", "figures", "growth", "models", "tests")
+PACKAGES += ("training",)
 SNAPSHOT = "snapshot.json"  # in a copy of the code: what code_version() said where it was made
 
 
@@ -23,7 +27,8 @@ def code_version() -> dict:
     """{"commit", "dirty"} of the code that runs here, be it the repository or a snapshot of it."""
     if (ROOT / SNAPSHOT).exists():
         return files.read_json(ROOT / SNAPSHOT)
-    changed = git("status", "--porcelain", "--", "*.py")
+    own = [":(glob)*.py", *(f":(glob){name}/**/*.py" for name in PACKAGES)]
+    changed = git("status", "--porcelain", "--untracked-files=all", "--", *own)
     return {"commit": (git("rev-parse", "HEAD") or "").strip() or None, "dirty": changed != ""}
 
 

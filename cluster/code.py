@@ -5,11 +5,7 @@ import os
 from pathlib import Path
 
 import files
-from provenance import ROOT, SNAPSHOT, code_version
-
-# folders of the repository that a run may import from; a virtual environment is none
-PACKAGES = ("analysis", "checks", "cluster", "data", "figures", "growth", "models", "tests")
-PACKAGES += ("training",)
+from provenance import PACKAGES, ROOT, SNAPSHOT, code_version
 
 
 def snapshot(out: Path) -> Path:

@@ -200,6 +200,30 @@ def test_snapshot_copies_the_program_s_folders_and_no_others(tmp_path, monkeypat
     assert provenance.code_version() == {"commit": None, "dirty": True}
 
 
+def test_other_people_s_code_in_the_folder_makes_no_row_dirty(tmp_path, monkeypatch):
+    """README's `pip install --target gguf` lies beside the program."""
+
+    def git(*words: str) -> None:
+        settings = ("-c", "user.name=n", "-c", "user.email=n@n")
+        subprocess.run(["git", "-C", str(tmp_path), *settings, *words], check=True)
+
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    for path in ("a.py", "models/b.py", "models/deep/c.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+    for words in (("init", "-q"), ("add", "a.py", "models"), ("commit", "-qm", "all")):
+        git(*words)
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf" / "reader.py").write_text("")
+    assert not provenance.code_version()["dirty"]
+    for path in ("new.py", "models/deep/d.py"):
+        (tmp_path / path).write_text("")
+        assert provenance.code_version()["dirty"], path
+        (tmp_path / path).unlink()
+    (tmp_path / "models" / "deep" / "c.py").write_text("changed")
+    assert provenance.code_version()["dirty"]
+
+
 def test_all_that_a_run_may_import_is_copied():
     """Every folder of the repository with code in it, but for benchmarks, which no run imports."""
     folders = {path.parent.name for path in ROOT.glob("*/*.py")} - {"bench"}
