@@ -35,6 +35,7 @@ from analysis.rows import by_stage, load_rows, matched
 from figures import style
 
 ZOOM = 0.6  # the right panel starts at this share of the stage's tokens
+FAR = 8  # times the median distance from the best
 MANY = 10  # above this many variants the single seeds are left out
 LEADERS = 20  # above this many the lines to the labels would merge into one bar
 
@@ -169,11 +170,15 @@ def _mark_broken(axes: Axes, all_curves: list[Curve], looks: dict[str, dict]) ->
 
 
 def _scale_zoom(axes: Axes, all_curves: list[Curve]) -> None:
-    """Last part of the stage; the loss range of the grown means within it."""
+    """Last part of the stage; the loss range of the grown means within it, without those so far
+    behind that the others would be one line."""
     grown = [curve for curve in all_curves if curve.grown and len(curve.tokens)]
     shown = grown or [curve for curve in all_curves if len(curve.tokens)]
     if not shown:
         return
+    behind = np.array([curve.final for curve in shown]) - min(curve.final for curve in shown)
+    limit = FAR * np.median(behind[behind > 0]) if behind.any() else 0.0
+    shown = [curve for curve, gap in zip(shown, behind, strict=True) if gap <= limit]
     end = max(curve.tokens[-1] for curve in shown)
     inside = np.concatenate([curve.mean[curve.tokens >= ZOOM * end] for curve in shown])
     margin = 0.06 * (np.ptp(inside) or 0.01)

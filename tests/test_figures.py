@@ -72,6 +72,19 @@ def test_mean_curve_is_the_mean():
     np.testing.assert_allclose(curve.tokens, np.array(rows[0]["curve"]["val_tokens"]) / 1e6)
 
 
+@pytest.mark.parametrize("offsets, shown", [
+    ((0.0, 0.01, 0.02, 4.0), (0.0, 0.02)), ((0.0, 4.0), (0.0, 4.0)), ((0.0, 0.0, 4.0), (0.0, 4.0)),
+])  # fmt: skip
+def test_what_is_far_behind_does_not_flatten_the_rest(offsets, shown):
+    names = ("nrio", "srio", "full", "zero-pad")
+    rows = [row(name, offset=x) for name, x in zip(names, offsets, strict=False)]
+    figure = loss_curves._picture(rows)
+    low, high = figure.axes[1].get_ylim()
+    finals = [r["metrics"]["val_loss"] for r in rows]
+    inside = [x for x, final in zip(offsets, finals, strict=True) if low <= final <= high]
+    assert (min(inside), max(inside)) == shown
+
+
 def test_every_variant_looks_different():
     looks = style.looks([*VARIANTS, "something-new"])
     # black on brown etc. never relies on colour alone: (colour, dash, marker) differ
