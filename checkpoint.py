@@ -59,12 +59,13 @@ def save(
     if folder.exists() and not force:
         raise UserError(f"{folder} exists; remove it or choose another place for the checkpoint")
     with files.new_folder(folder, replace=force) as tmp:
-        parts = {MODEL: write_part(tmp / MODEL, pack(model))}
+        parts = {MODEL: write_tensors(tmp / MODEL, model)}
         if optimizer is not None:
-            parts[OPTIMIZER] = write_part(tmp / OPTIMIZER, pack(optimizer))
+            parts[OPTIMIZER] = write_tensors(tmp / OPTIMIZER, optimizer)
         state = {"format": FORMAT, "version": VERSION, "files": parts}
         state |= {"meta_sha256": hash_json(meta), "meta": meta}
-        write_part(tmp / STATE, json.dumps(state, indent=1, allow_nan=False).encode())
+        with files.naming(tmp / STATE):
+            (tmp / STATE).write_text(json.dumps(state, indent=1, allow_nan=False))
     return parts[MODEL]["sha256"]
 
 
@@ -153,14 +154,15 @@ def check_weights(own: dict, tensors: dict, source: str) -> None:
 # ---- writing
 
 
-def pack(tensors: dict[str, torch.Tensor]) -> bytes:
-    """safetensors bytes, the same for the same tensors. Wrapper prefixes never reach the disk."""
-    return safetensors.torch.save({plain_name(k): own_storage(v) for k, v in tensors.items()})
+def plain(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As safetensors takes them, which then writes the same bytes for the same tensors. Wrapper
+    prefixes never reach the disk."""
+    return {plain_name(k): own_storage(v) for k, v in tensors.items()}
 
 
 def model_hash(tensors: dict[str, torch.Tensor]) -> str:
     """The sha256 that save() will give these weights."""
-    return hashlib.sha256(pack(tensors)).hexdigest()
+    return hashlib.sha256(safetensors.torch.save(plain(tensors))).hexdigest()
 
 
 def plain_name(name: str) -> str:
@@ -173,11 +175,12 @@ def own_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
 
 
-def write_part(path: Path, data: bytes) -> dict:
-    """Write one file of a new folder; its entry {"bytes", "sha256"} for state.json."""
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> dict:
+    """Write one file of a new folder, without a copy of the tensors in memory; its entry {"bytes",
+    "sha256"} for state.json."""
     with files.naming(path):
-        path.write_bytes(data)
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        safetensors.torch.save_file(plain(tensors), path)
+    return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
 
 
 def hash_json(value: object) -> str:

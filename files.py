@@ -89,8 +89,12 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
 
 
 def publish(tmp: Path, path: Path, replace: bool) -> None:
-    """Sync a finished folder and give it its name."""
+    """Sync a finished folder and give it its name. Whoever may read the folder may read what is in
+    it: safetensors makes its files for their owner alone."""
+    mode = tmp.stat().st_mode & 0o666
     for part in (*tmp.rglob("*"), tmp):
+        if part.is_file() and mode & ~(found := part.stat().st_mode):
+            part.chmod(found | mode)
         sync(part)
     old = temporary(path, "old")
     if replace:

@@ -213,3 +213,17 @@ def test_a_lock_that_may_not_be_opened_is_no_missing_lock(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "open", refused)
     with pytest.raises(PermissionError), files.lock(tmp_path / "lock", "run folder"):
         pass
+
+
+def test_a_new_folder_s_files_are_for_whom_the_folder_is(tmp_path):
+    """safetensors makes files that only their owner may read; a cluster's group shares models."""
+    before = os.umask(0o027)
+    try:
+        with files.new_folder(tmp_path / "new") as tmp:
+            (tmp / "weights").write_bytes(b"x")
+            (tmp / "weights").chmod(0o600)
+            (tmp / "text").write_text("x")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()}
+    assert modes == {"weights": 0o640, "text": 0o640}
