@@ -54,7 +54,7 @@ def memory_gb(run: Run) -> float:
 
     Training: float32 weights, gradients and two moments, the head's gradient twice, the logits of
     linear_cross_entropy, and per token of a micro-batch what the backward pass keeps (4 bytes each
-    of 12 d and 2 F per layer, 5 F with a gate). Growing and saving: 40 bytes per parameter. The
+    of 12 d and 2 F per layer, 5 F with a gate). Growing and saving: 32 bytes per parameter. The
     numbers are fits to what was measured on a CPU (tests/test_run_ablations.py has both); bfloat16
     needs less, a compiled run 0.15 GB more.
     """
@@ -66,7 +66,7 @@ def memory_gb(run: Run) -> float:
     kept = cfg.n_layer * (12 * cfg.d_model + (5 if cfg.activation == "swiglu" else 2) * cfg.d_ff)
     training = 16 * count_parameters(cfg) + 8 * head + logits + 4 * tokens * kept
     imports = 0.5 if train.get("compile") else 0.35
-    return imports + max(training, 40 * count_parameters(cfg)) / 1e9
+    return imports + max(training, 32 * count_parameters(cfg)) / 1e9
 
 
 def format_time(minutes: float) -> str:
