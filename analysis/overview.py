@@ -287,9 +287,9 @@ def disputed_lines(all_studies: list[Study]) -> list[Line]:
         factor_line(trained),
         length_line(trained),
         *paper_lines(doubled, DISPUTED[1:]),
-        *paper_lines(pretrained, (PRETRAINED,)),
     ]
-    return [replace(line, rows=line.rows.replace("/claims.md", "/table.md")) for line in lines]
+    lines = [replace(line, rows=line.rows.replace("/claims.md", "/table.md")) for line in lines]
+    return lines + paper_lines(pretrained, (PRETRAINED,))  # whose claims.md has the verdict
 
 
 def family(all_studies: list[Study], *presets: str) -> list[Study]:
