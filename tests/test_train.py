@@ -398,10 +398,8 @@ def test_kill_9_and_the_same_command_again(cfg, uninterrupted, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_compiled_run_killed_and_resumed_is_bitwise_and_reuses_its_code(
-    cfg, uninterrupted, monkeypatch, tmp_path
-):
-    """By the real C++ compiler; the second process finds what the first one compiled."""
+def test_a_compiled_run_killed_and_resumed_is_bitwise(cfg, uninterrupted, monkeypatch, tmp_path):
+    """By the real C++ compiler."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))
     if not numerics.compiler_works():
         pytest.skip("no C++ compiler that torch.compile can use")
@@ -410,10 +408,9 @@ def test_a_compiled_run_killed_and_resumed_is_bitwise_and_reuses_its_code(
     script.write_text(KILL)
     killed = python(str(script), str(ROOT), "13", *arguments(cfg), cwd=tmp_path, timeout=600)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    made = set((tmp_path / "code").rglob("*.so"))
+    assert list((tmp_path / "code").rglob("*.so"))
     again = python(str(ROOT / "train.py"), *arguments(cfg), cwd=tmp_path, timeout=600)
     assert again.returncode == 0 and again.stdout.startswith("done:"), again.stderr
-    assert made and set((tmp_path / "code").rglob("*.so")) == made
     assert result(cfg) == uninterrupted(cfg)
 
 
