@@ -109,6 +109,7 @@ def _picture(rows: list[dict]) -> plt.Figure:
     if any((row["parent"] or {}).get("source") for row in rows):  # what matters comes first
         first = min((c.tokens[1] for c in all_curves if len(c.tokens) > 1), default=1.0)
         whole.set_xscale("symlog", linthresh=first)
+        whole.set_xlim(left=0)
     _mark_broken(whole, all_curves, looks)
     _parent_line(whole, rows)
     whole.set_ylabel("validation loss (nats/token)")
