@@ -145,7 +145,7 @@ RATIOS = (*SIZES, "szp", "lossless-pad", "net2net", "sparkling")  # against the 
 # published, so nobody has it
 PRETRAINED = ("parent-continued", "parent-continued-flops", "lossless-pad", "zero-pad", "nrio")
 PRETRAINED += ("net2net", "sparkling@optimizer=reset", "srio", "srio@epsilon=0.9", "srio-eps1")
-PRETRAINED += ("srio@norm=fold", "srio-rotate-only", "full", "ligo", "pad-gain")
+PRETRAINED += ("srio@lr=0.0003@norm=fold", "srio-rotate-only", "full", "ligo", "pad-gain")
 # What is tuned, on seeds >= 100 that no claim uses (--only tuning --seeds 100-101): the learning
 # rate of every family of variants at the same values, and what each has of its own at as many more.
 # The values beside the variant's own, which `name` alone runs. analysis/tuning.py makes the table.
@@ -235,10 +235,11 @@ SMOLLM2 = GPTConfig(  # SmolLM2-135M, trained at 2,048 tokens, here on windows o
 ON_CPU = {"micro_batch": 2, "save_every": 20, "dtype": "float32", "matmul": "highest"}
 ON_CPU |= {"eval_at": (2, 5, 10)}  # where a loss after growth falls fastest
 # from results/pretrained-lr: exact starts and the parent keep 1e-4 (pad and parent were swept),
-# what is near the parent's function has nrio's rate, what is far has srio's
-PRETRAINED_TUNED = dict.fromkeys(("nrio", "net2net", "sparkling", "zero-pad", "ligo"), "lr=0.0003")
+# what starts within a nat of the parent (results/pretrained/gains-starts.md) has nrio's rate, what
+# starts farther has srio's
+PRETRAINED_TUNED = dict.fromkeys(("nrio", "net2net", "zero-pad", "ligo"), "lr=0.0003")
 PRETRAINED_TUNED |= dict.fromkeys(("srio-eps1", "srio-rotate-only"), "lr=0.0003")
-PRETRAINED_TUNED |= dict.fromkeys(("srio", "full"), "lr=0.001")
+PRETRAINED_TUNED |= dict.fromkeys(("srio", "full", "sparkling"), "lr=0.001")
 LR_PRETRAINED = {"parent": 1e-4, "scratch": 1e-4, "grown": 1e-4}
 SMOKE = GPTConfig(vocab_size=257, block_size=32, n_layer=2, n_head=4, head_dim=4, d_model=16)
 PRESETS = {

@@ -27,7 +27,7 @@ def code_version() -> dict:
     """{"commit", "dirty"} of the code that runs here, be it the repository or a snapshot of it."""
     if (ROOT / SNAPSHOT).exists():
         return files.read_json(ROOT / SNAPSHOT)
-    own = [":(glob)*.py", *(f":(glob){name}/**/*.py" for name in PACKAGES)]
+    own = [":(glob)*.py", *(f":(glob){name}/**/*.py" for name in (*PACKAGES, "bench"))]
     changed = git("status", "--porcelain", "--untracked-files=all", "--", *own)
     return {"commit": (git("rev-parse", "HEAD") or "").strip() or None, "dirty": changed != ""}
 

@@ -45,7 +45,8 @@ def publish(out: Path) -> None:
             (tmp / "rows").mkdir(exist_ok=True)
             for row in rows.values():  # new_folder brings all of them to the disk at once
                 row["command"] = without_places(str(row.get("command", "")), name)
-                row_path(tmp, row["run_id"]).write_text(row_text(row) + "\n")
+                with files.naming(row_path(target, row["run_id"])):
+                    row_path(tmp, row["run_id"]).write_bytes((row_text(row) + "\n").encode())
             write_results([*rows.values(), *kept], tmp, allow_missing=bool(kept))
         draw([*rows.values(), *kept], ROOT / "figures" / name, allow_missing=bool(kept))
 

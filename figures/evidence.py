@@ -39,7 +39,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from analysis.aggregate import variant_key
-from analysis.claims import CLAIMS, decisions
+from analysis.claims import CLAIMS, MIN_SEEDS, decisions, p_text
 from analysis.overview import DISPUTED, Study, studies, trend
 from analysis.paired import Estimate
 from figures import style
@@ -67,7 +67,7 @@ def scale(found: list[Study]) -> plt.Figure | None:
     one ladder are there; the paper's number where it lies."""
     ladder = [s for s in found if s.first and s.preset.startswith("ladder-")]
     others = [s for s in found if s.first and s.preset in ("tiny", "mini")]
-    shown = ladder or [s for s in others if s.effect({"full": 1, "nrio": -1}).n >= 5]
+    shown = ladder or [s for s in others if s.effect({"full": 1, "nrio": -1}).n >= MIN_SEEDS]
     if not shown:
         return None
     figure, axes = plt.subplots(figsize=(8.4, 5.2), layout="constrained")
@@ -117,7 +117,9 @@ def forest(found: list[Study]) -> plt.Figure | None:
     lines = []
     for study in found:
         made = decisions(study.rows, study.first, (*CLAIMS, *DISPUTED))
-        lines += [(d, study) for d in made if d.verdict and d.found.n >= 5 and not d.part.metric]
+        lines += [
+            (d, study) for d in made if d.verdict and d.found.n >= MIN_SEEDS and not d.part.metric
+        ]
     if not lines:
         return None
     lines.sort(key=lambda pair: ("CL".index(pair[0].claim.name[0]), int(pair[0].claim.name[1:])))
@@ -127,8 +129,8 @@ def forest(found: list[Study]) -> plt.Figure | None:
     for y, (d, _) in enumerate(lines):
         color = colors.get(d.verdict, "#777777")
         axes.errorbar(d.found.mean, y, xerr=d.found.half, fmt="o", color=color, capsize=3)
-        holm = "<0.001" if d.holm < 0.001 else f"{d.holm:.3f}"
-        axes.annotate(f"{d.found.mean:+.4f}  p {holm}".replace("-", "−"), (1.01, y), va="center",
+        text = f"{d.found.mean:+.4f}  p {p_text(d.holm)}".replace("-", "−")
+        axes.annotate(text, (1.01, y), va="center",
                       xycoords=("axes fraction", "data"), fontsize=style.FONT - 2)  # fmt: skip
     labels = [f"{d.claim.name}  {d.part} ({s.folder})" for d, s in lines]
     axes.set_yticks(range(len(lines)), [text.replace(" - ", " − ") for text in labels])
@@ -220,10 +222,10 @@ POLICIES = ("zero", "random", "convex", "tiled")
 
 def policies(found: list[Study]) -> plt.Figure | None:
     """attention policy x FFN policy without any operator, minus random x random."""
-    cells: dict[tuple[str, str], Estimate] = {}
-    source = ""
+    by_preset: dict[str, dict[tuple[str, str], Estimate]] = defaultdict(dict)
     for study in found:
-        for variant in {row["variant"] for row in study.rows}:
+        cells = by_preset[study.preset]  # one picture holds one scale
+        for variant in sorted({row["variant"] for row in study.rows}):
             row = next(r for r in study.rows if r["variant"] == variant)
             grow = row["config"].get("grow") or {}
             if grow.get("operator") != "nrio" or not plain(grow, row) or variant == "nrio-paid":
@@ -231,7 +233,8 @@ def policies(found: list[Study]) -> plt.Figure | None:
             effect = to_nrio(study, variant)
             key = grow["attn"], grow["ffn"]
             if effect.n and (key not in cells or effect.n > cells[key].n):
-                cells[key], source = effect, study.preset
+                cells[key] = effect
+    source, cells = max(by_preset.items(), key=lambda item: len(item[1]), default=("", {}))
     if len(cells) < 4:
         return None
     grid = np.full((4, 4), np.nan)

@@ -35,7 +35,6 @@ from analysis.rows import by_stage, load_rows, matched
 from figures import style
 
 ZOOM = 0.6  # the right panel starts at this share of the stage's tokens
-FAR = 8  # times the median distance from the best
 MANY = 10  # above this many variants the single seeds are left out
 LEADERS = 20  # above this many the lines to the labels would merge into one bar
 
@@ -177,9 +176,9 @@ def _scale_zoom(axes: Axes, all_curves: list[Curve]) -> None:
     shown = grown or [curve for curve in all_curves if len(curve.tokens)]
     if not shown:
         return
-    behind = np.array([curve.final for curve in shown]) - min(curve.final for curve in shown)
-    limit = FAR * np.median(behind[behind > 0]) if behind.any() else 0.0
-    shown = [curve for curve, gap in zip(shown, behind, strict=True) if gap <= limit]
+    best = min(curve.final for curve in shown)
+    limit = style.far([curve.final - best for curve in shown])
+    shown = [curve for curve in shown if curve.final - best <= limit]
     end = max(curve.tokens[-1] for curve in shown)
     inside = np.concatenate([curve.mean[curve.tokens >= ZOOM * end] for curve in shown])
     margin = 0.06 * (np.ptp(inside) or 0.01)

@@ -61,7 +61,9 @@ def _picture(rows: list[dict], baseline: str) -> plt.Figure:
     figure, panels = plt.subplots(1, 2, figsize=(12, height), sharey=True)
     for axes, (title, metric) in zip(panels, PANELS, strict=True):
         found = {v: contrast(rows, {v: 1, baseline: -1}, metric) for v in variants}
-        limit = _limit([e for v, e in found.items() if v in grown] or list(found.values()))
+        shown = [e for v, e in found.items() if v in grown] or list(found.values())
+        far = style.far([abs(e.mean) for e in shown])
+        limit = _limit([e for e in shown if abs(e.mean) <= far])
         for y, variant in enumerate(variants):
             _draw_estimate(axes, y, found[variant], looks[variant], limit)
         axes.axvline(0, color="black", linewidth=1)

@@ -111,9 +111,12 @@ for (const head of document.querySelectorAll('th')) {
 def page(results: Path, figures: Path) -> str:
     """The whole page; nothing in it depends on the time."""
     studies = [path.parent for path in sorted(results.glob("*/rows"))]
-    others = [path for path in sorted(results.glob("*.md")) if path.stem != "claims"]
-    names = ["claims", *(path.name for path in [*studies, *(o.with_suffix("") for o in others)])]
-    links = "".join(f'<a href="#{name}">{html.escape(name)}</a>' for name in names)
+    others = {path.stem: [path] for path in sorted(results.glob("*.md")) if path.stem != "claims"}
+    for path in sorted(results.glob("*/*.md")):  # reports without rows
+        if path.parent not in studies:
+            others.setdefault(path.parent.name, []).append(path)
+    names = map(html.escape, ["claims", *(folder.name for folder in studies), *others])
+    links = "".join(f'<a href="#{name}">{name}</a>' for name in names)
     return "".join(
         [
             HEAD,
@@ -123,7 +126,7 @@ def page(results: Path, figures: Path) -> str:
             f'<section id="claims">{claims(results / "claims.md")}</section>',
             *(picture(path) for path in sorted(figures.glob("*.svg"))),
             *(study(folder, figures / folder.name) for folder in studies),
-            *(other(path) for path in others),
+            *(section(name, "".join(map(folded, paths))) for name, paths in others.items()),
             SCRIPT,
         ]
     )
@@ -141,13 +144,12 @@ def study(folder: Path, figures: Path) -> str:
     parts = [provenance(load_rows(folder)), *map(picture, sorted(figures.glob("*.svg")))]
     parts += [document(folder / "table.md")]
     parts += [folded(path) for path in sorted(folder.glob("*.md")) if path.stem != "table"]
-    name = html.escape(folder.name)
-    return f'<section id="{name}"><h2>{name}</h2>{"".join(parts)}</section>'
+    return section(folder.name, "".join(parts))
 
 
-def other(path: Path) -> str:
-    more = [folded(each) for each in sorted(path.with_suffix("").glob("*.md"))]
-    return f'<section id="{path.stem}"><h2>{path.stem}</h2>{folded(path)}{"".join(more)}</section>'
+def section(name: str, content: str) -> str:
+    name = html.escape(name)
+    return f'<section id="{name}"><h2>{name}</h2>{content}</section>'
 
 
 def provenance(rows: list[dict]) -> str:
@@ -184,7 +186,7 @@ def folded(path: Path) -> str:
 
 def picture(path: Path) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
-    caption = CAPTIONS.get(path.stem, path.stem)
+    caption = html.escape(CAPTIONS.get(path.stem, path.stem))
     return (
         f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
         f"<figcaption>{caption}</figcaption></figure>"

@@ -6,7 +6,9 @@ also in grey print. Sizes are meant to be read at half size.
 """
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import matplotlib
 
@@ -26,6 +28,7 @@ BY_NAME["policies"] = "#0072B2"  # as nrio, whatever is added to them
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2, 2, 2, 2, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 FONT = 12
+FAR = 8
 
 
 def setup() -> None:
@@ -71,6 +74,13 @@ def looks(variants: list[str]) -> dict[str, dict]:
             "marker": MARKERS[i % len(MARKERS)],
         }
     return found
+
+
+def far(distances: Sequence[float]) -> float:
+    """The distance beyond which a variant is left outside a picture, for the others would be one
+    line in it: FAR times the median of those that are not 0."""
+    apart = [distance for distance in distances if distance > 0]
+    return FAR * median(apart) if apart else 0.0
 
 
 def spread_labels(wanted: list[float], gap: float, low: float, high: float) -> list[float]:

@@ -17,6 +17,7 @@ from growth.gauge import gauge
 from growth.operators import find
 from growth.plan import Plan
 from models.gpt import GPT, GPTConfig, count_parameters
+from models.hf_folder import upcast
 
 KINDS = {"embed": "embed", "head": "embed", "norm": "norm"}
 KINDS |= dict.fromkeys(("q", "k", "v", "o"), "attn") | dict.fromkeys(("up", "gate", "down"), "ffn")
@@ -107,8 +108,7 @@ def duplicate_distance(
 
 def closest(wide: Mapping[str, torch.Tensor], parts: list[tuple[str, int]], n: int) -> float:
     """duplicate_distance of one layer; parts: (name, dimension of its neurons)."""
-    at_least_float32 = lambda w: w if w.dtype == torch.float64 else w.float()  # noqa: E731
-    found = [at_least_float32(wide[name]).movedim(dim, 0) for name, dim in parts]  # (F, D) each
+    found = [upcast(wide[name]).movedim(dim, 0) for name, dim in parts]  # (F, D) each
     squares = [torch.linalg.vector_norm(w, dim=1, dtype=torch.float64).square() for w in found]
     norm = sum(squares).sqrt()
     if (norm == 0).sum() > 1:

@@ -208,15 +208,15 @@ def test_other_people_s_code_in_the_folder_makes_no_row_dirty(tmp_path, monkeypa
         subprocess.run(["git", "-C", str(tmp_path), *settings, *words], check=True)
 
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    for path in ("a.py", "models/b.py", "models/deep/c.py"):
+    for path in ("a.py", "models/b.py", "models/deep/c.py", "bench/e.py"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("")
-    for words in (("init", "-q"), ("add", "a.py", "models"), ("commit", "-qm", "all")):
+    for words in (("init", "-q"), ("add", "a.py", "models", "bench"), ("commit", "-qm", "all")):
         git(*words)
     (tmp_path / "gguf").mkdir()
     (tmp_path / "gguf" / "reader.py").write_text("")
     assert not provenance.code_version()["dirty"]
-    for path in ("new.py", "models/deep/d.py"):
+    for path in ("new.py", "models/deep/d.py", "bench/f.py"):
         (tmp_path / path).write_text("")
         assert provenance.code_version()["dirty"], path
         (tmp_path / path).unlink()

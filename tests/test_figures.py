@@ -83,6 +83,10 @@ def test_what_is_far_behind_does_not_flatten_the_rest(offsets, shown):
     finals = [r["metrics"]["val_loss"] for r in rows]
     inside = [x for x, final in zip(offsets, finals, strict=True) if low <= final <= high]
     assert (min(inside), max(inside)) == shown
+    if len(names := names[: len(offsets)]) > 2:  # nrio is what the table compares with
+        low, high = loss_table._picture(rows, "nrio").axes[0].get_xlim()
+        kept = [d for r in rows[1:] if low <= (d := r["metrics"]["val_loss"] - finals[0]) <= high]
+        assert (len(kept) == len(names) - 1) == (shown[1] == max(offsets))
 
 
 def test_every_variant_looks_different():

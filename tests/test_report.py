@@ -28,6 +28,8 @@ def report(tmp_path_factory) -> Path:
     aggregate.write_table(df, place / "results" / "made-up")
     lines, studies = overview.lines_of(place / "results"), overview.studies(place / "results")
     (place / "results" / "claims.md").write_text(overview.page(lines, studies))
+    (place / "results" / "alone").mkdir()  # a report without rows
+    (place / "results" / "alone" / "a&b.md").write_text("# Gains\n")
     pictures = place / "figures" / "made-up"
     pictures.mkdir(parents=True)
     shutil.copy(ROOT / "figures" / "rotation.svg", pictures.parent)
@@ -50,7 +52,8 @@ def test_the_page_needs_no_other_file_and_runs_nothing_from_a_row(report):
     assert not re.findall(r'(?:src|href)="(?!data:|#)(?!\.\./|\w+/)', text)
     assert text.count("<script>") == 1 and "onerror=alert" in text and "<img src=x" not in text
     assert "&lt;script&gt;" in text and text.count("data:image/svg+xml") == 2
-    for name in ("claims", "made-up"):
+    assert "a&amp;b.md" in text and "<h3>Gains</h3>" in text
+    for name in ("claims", "made-up", "alone"):
         assert f'href="#{name}"' in text and f'id="{name}"' in text
 
 
