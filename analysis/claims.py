@@ -52,6 +52,7 @@ class Claim:
     contrasts: tuple[Contrast, ...]
     spread_of: str = ""  # the claim compares its first difference with this variant's seed spread
     later: bool = False  # asked of the second growth and later ones only
+    least: int = MIN_SEEDS  # paired seeds below which it is inconclusive
 
 
 @dataclass(frozen=True)
@@ -168,12 +169,12 @@ CLAIMS = (
 )
 
 
-def verdict(found: Estimate, kind: str, margin: float = 0.0) -> str:
+def verdict(found: Estimate, kind: str, margin: float = 0.0, least: int = MIN_SEEDS) -> str:
     """The verdict on one contrast of this kind (see the module's text)."""
     if found.by_seed and not any(found.by_seed.values()):
         return SAME
-    if found.n < MIN_SEEDS:
-        return f"inconclusive (n<{MIN_SEEDS})"
+    if found.n < least:
+        return f"inconclusive (n<{least})"
     if kind in ("below", "above"):
         low, high = found.low, found.high
         holds, fails = (high < 0, low > 0) if kind == "below" else (low > 0, high < 0)
@@ -229,7 +230,8 @@ def _decide(claim: Claim, part: Contrast, rows: list[dict], margin: float) -> li
     for name, path in metrics:
         estimated = contrast(rows, part.weights, path)
         if part.decides and not made:
-            p, word = (f(estimated, part.kind, margin) for f in (p_value, verdict))
+            p = p_value(estimated, part.kind, margin)
+            word = verdict(estimated, part.kind, margin, claim.least)
             made.append(Decision(claim, part, name, estimated, p, verdict=word))
         else:
             made.append(Decision(claim, part, name, estimated))

@@ -118,7 +118,9 @@ def forest(found: list[Study]) -> plt.Figure | None:
     for study in found:
         made = decisions(study.rows, study.first, (*CLAIMS, *DISPUTED))
         lines += [
-            (d, study) for d in made if d.verdict and d.found.n >= MIN_SEEDS and not d.part.metric
+            (d, study)
+            for d in made
+            if d.verdict and d.found.n >= d.claim.least and not d.part.metric
         ]
     if not lines:
         return None

@@ -53,6 +53,17 @@ def test_the_largest_scale_that_decides_is_shown_and_tuning_seeds_are_not_used(t
     assert "large" in line.rows and line.n == "5" and "tune" not in str(lines_of(tmp_path))
 
 
+@pytest.mark.parametrize("preset, wanted", [("pretrained", "reproduced"), ("tiny", "(n<5)")])
+def test_three_seeds_decide_on_a_pretrained_parent_and_nowhere_else(tmp_path, preset, wanted):
+    rows = [row(v, s, offset=o) | {"preset": preset} for s in range(3)
+            for v, o in (("lossless-pad", -0.1), ("nrio", 0), ("srio", 2), ("full", 1),
+                         ("szp", -0.5))]  # fmt: skip
+    write(rows, tmp_path / "rows")
+    name = "L6" if preset == "pretrained" else "L1"
+    line = next(line for line in heads(lines_of(tmp_path)) if line.name == name)
+    assert wanted in line.verdict and line.n == "3"
+
+
 def test_readme_block_is_replaced_and_nothing_else():
     text = f"before\n{BEGIN}old\n{END}\nafter"
     assert in_readme(text, ["| new |"]) == f"before\n{BEGIN}| new |\n{END}\nafter"
