@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import checkpoint
 import files
 import train
 from data.prepare import ShardWriter
@@ -25,7 +26,7 @@ from training.config import TrainConfig, settled
 from training.numerics import choose
 from training.optimizer import make_optimizer
 from training.processes import find_place
-from training.settings import Origin, Setup, State
+from training.settings import Setup, State, find_origin
 
 TOKENS = {"train": 1 << 20, "val": 1 << 17}
 SECONDS = 1.0  # of steps that are timed
@@ -56,12 +57,19 @@ class Trainer:
 def open_trainer(folder: Path, **settings) -> Trainer:
     """A Trainer for TrainConfig fields; its corpus is written into `folder`."""
     data = random_corpus(folder / "corpus", settings["model"].vocab_size)
-    cfg = settled(TrainConfig(folder / "run", data, **{"steps": 10**6} | settings))
+    return trainer_of(TrainConfig(folder / "run", data, **{"steps": 10**6} | settings))
+
+
+def trainer_of(cfg: TrainConfig) -> Trainer:
+    """A Trainer of a run as train.train begins it; gates and re-warm-ups are left out."""
+    cfg = settled(cfg)
     if cfg.threads:
         torch.set_num_threads(cfg.threads)
-    place = choose(cfg, cfg.model, find_place(cfg.device, cfg.dtype))
-    model = train.build_model(cfg.seed, cfg.model, None, place)
-    setup = Setup(cfg, place, Corpus(data), model, None, Origin(), {})
+    init = checkpoint.load(cfg.init) if cfg.init else None
+    model_cfg = checkpoint.model_config(init) if init else cfg.model
+    place = choose(cfg, model_cfg, find_place(cfg.device, cfg.dtype))
+    model = train.build_model(cfg.seed, model_cfg, init, place)
+    setup = Setup(cfg, place, Corpus(cfg.data), model, init, find_origin(init), {})
     _, net = train.compiled(place.compile, model, model)
     return Trainer(setup, net, make_optimizer(cfg, model)[0], State())
 

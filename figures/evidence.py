@@ -3,7 +3,7 @@
     python -m figures.evidence scale    # effect against size, with trend and the paper's number
     python -m figures.evidence          # all of them
 
-Names: scale, forest, epsilon, gains, policies, gradients, staircase, rotation. One that
+Names: scale, forest, epsilon, gains, policies, gradients, staircase, symmetry, rotation. One that
 has no rows yet says so and is not drawn. Bars are 95 % CIs, paired by seed; left or down is better.
 """
 
@@ -25,7 +25,7 @@ class EvidenceConfig:
     name: tyro.conf.Positional[
         Literal[
             "all", "scale", "forest", "epsilon", "gains", "policies", "gradients", "staircase",
-            "rotation",
+            "symmetry", "rotation",
         ]
     ] = "all"  # fmt: skip
     results: Path = Path("results")
@@ -38,6 +38,7 @@ if __name__ == "__main__":  # before the imports that take a second
 import matplotlib.pyplot as plt
 import numpy as np
 
+import files
 from analysis.aggregate import variant_key
 from analysis.claims import CLAIMS, MIN_SEEDS, decisions, p_text
 from analysis.overview import DISPUTED, Study, studies, trend
@@ -350,6 +351,32 @@ def staircase(found: list[Study]) -> plt.Figure | None:
     return figure
 
 
+# ---- copies
+
+
+def symmetry(path: Path) -> plt.Figure | None:
+    """The smallest distance between two FFN neurons over steps (checks/symmetry.py)."""
+    report = files.read_json(path, default={})
+    if not report:
+        return None
+    figure, axes = plt.subplots(figsize=(9.5, 4.8), layout="constrained")
+    looks = style.looks(list(report["distance"]))
+    for variant, seeds in report["distance"].items():
+        steps = [int(step) for step in next(iter(seeds.values()))]
+        values, look = np.array([list(curve.values()) for curve in seeds.values()]), looks[variant]
+        axes.plot(steps, values.mean(0), label=f"{variant}, n = {len(seeds)}", **look)
+        axes.fill_between(steps, values.min(0), values.max(0), color=look["color"], alpha=0.12)
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_yscale("symlog", linthresh=1e-3)
+    axes.set_xlim(0)
+    axes.set_ylim(0)
+    axes.set_xlabel("steps after growth")
+    axes.set_ylabel("smallest distance between\ntwo neurons of a layer (0: copies)")
+    axes.set_title(f"Do copies part? {report['preset']}; band: the seeds' range", loc="left")
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
 # ---- the rotation
 
 
@@ -405,7 +432,7 @@ def main() -> None:
         "epsilon": lambda: epsilon(found), "gains": lambda: gains(found),
         "policies": lambda: policies(found), "gradients": lambda: gradients(found),
         "staircase": lambda: staircase(found),
-        "rotation": rotation,
+        "symmetry": lambda: symmetry(cfg.results / "symmetry.json"), "rotation": rotation,
     }  # fmt: skip
     for name, make in makers.items() if cfg.name == "all" else [(cfg.name, makers[cfg.name])]:
         figure = make()
