@@ -25,6 +25,7 @@ figures: setup
 	for folder in results/*/rows; do $(RUN) run_ablations.py --summarize $$(dirname $$folder) || exit 1; done
 	$(RUN) -m figures.exactness
 	$(RUN) -m analysis.tuning
+	$(RUN) -m analysis.note
 	$(RUN) -m analysis.overview
 	$(RUN) -m figures.evidence
 	$(RUN) -m figures.report

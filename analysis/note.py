@@ -29,6 +29,7 @@ from analysis.paired import Estimate, estimate
 
 STEPS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 SHOWN = (0, 1, 4, 8, 16)  # in the table
+LITERAL = "note's scales, extra sqrt(2)"
 QUICK = 0.1  # of the parent's steps: what "quickly recovered" is taken to mean
 
 

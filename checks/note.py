@@ -15,7 +15,7 @@ analysis/note.py's.
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -31,10 +31,10 @@ class NoteConfig:
 
     data: Path  # prepared corpus
     out: Path = Path("results/note")
-    seeds: Count = 3
-    mlm_steps: Count = 1200
+    seeds: Count = 5
+    mlm_steps: Count = 1500
     mlm_batch: Count = 8
-    parent_steps: Count = 250  # of the GPT with RoPE
+    parent_steps: Count = 500  # of the GPT with RoPE
     child_steps: Count = 32  # of each continuation
     batch: Count = 16
     context: Annotated[int, Range(4, 4096)] = 64
@@ -154,21 +154,17 @@ def printed_bias(net: torch.nn.Module) -> None:
         layer.output.dense.bias.data /= math.sqrt(2)
 
 
+WIDER = GrowConfig("lossless", heads="wider")
+SCALED = replace(WIDER, gauge="norm")  # the note's own 1/sqrt(2) on BERT's stream
 # name -> settings, what is then changed in the wide model, dtype of the folders
 FORMS: dict[str, tuple[GrowConfig, Callable | None, torch.dtype]] = {
-    "lossless": (GrowConfig("lossless", heads="wider"), None, torch.float64),
-    "lossless, float32": (GrowConfig("lossless", heads="wider"), None, torch.float32),
-    "note's scales": (
-        GrowConfig("lossless", heads="wider", gauge="norm"), None, torch.float64
-    ),
-    "note's scales, extra sqrt(2)": (
-        GrowConfig("lossless", heads="wider", gauge="norm"), extra_root, torch.float64
-    ),
-    "note's scales, b/2": (
-        GrowConfig("lossless", heads="wider", gauge="norm"), printed_bias, torch.float64
-    ),
+    "lossless": (WIDER, None, torch.float64),
+    "lossless, float32": (WIDER, None, torch.float32),
+    "note's scales": (SCALED, None, torch.float64),
+    note.LITERAL: (SCALED, extra_root, torch.float64),
+    "note's scales, b/2": (SCALED, printed_bias, torch.float64),
     "nrio (control)": (GrowConfig("nrio"), None, torch.float64),
-}  # fmt: skip
+}
 
 
 def measure_mlm(corpus: Corpus, cfg: NoteConfig, seed: int, place: Path) -> dict:
@@ -200,12 +196,10 @@ def widened(parent: Path, out: Path, settings: GrowConfig, dtype: torch.dtype) -
 
 # ---- RoPE
 
-WIDER = dict(operator="lossless", heads="wider")
-STARTS = {  # None: the parent, not grown
-    "parent": None,
-    "recomputed": GrowConfig(**WIDER, rope="recompute"),
-    "exact": GrowConfig(**WIDER),
-    "exact, noise 20 dB": GrowConfig(**WIDER, noise_db=20.0),
+STARTS = {
+    "parent": None,  # not grown
+    "recomputed": replace(WIDER, rope="recompute"),
+    "exact": WIDER,
 }
 
 
@@ -250,6 +244,7 @@ def main() -> None:
     check(cfg)
     torch.set_num_threads(1)
     corpus = Corpus(cfg.data, verify="hash")
+    cfg.out.mkdir(parents=True, exist_ok=True)
     for seed in range(cfg.seeds):
         for part in PARTS:
             make_row(part, corpus, cfg, seed)
