@@ -16,8 +16,10 @@ import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 from errors import UserError, exit_on_user_error, read_command_line
+from settings import Range, check
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,11 +28,14 @@ ROOT = Path(__file__).resolve().parents[2]
 class FuzzConfig:
     """How many bad inputs, which ones, and how many also as real commands."""
 
-    cases: int = 300
-    seed: int = 0
-    real: int = 12
+    cases: Annotated[int, Range(1, 10**6)] = 300
+    seed: Annotated[int, Range(0)] = 0
+    real: Annotated[int, Range(0)] = 12
     out: Path = ROOT / "results"
     only: str = ""  # cases whose group or name holds this text
+
+    def __post_init__(self):
+        check(self)
 
 
 if __name__ == "__main__":  # before the imports that take a second
@@ -72,11 +77,6 @@ MODULES += " pyarrow.parquet transformers.models.gpt2.modeling_gpt2"
 
 def main() -> None:
     cfg = read_command_line(FuzzConfig, __doc__)
-    if not (1 <= cfg.cases <= 10**6 and cfg.seed >= 0 and cfg.real >= 0):
-        raise UserError(
-            f"cases {cfg.cases}, seed {cfg.seed}, real {cfg.real}: cases must be in 1..1000000, "
-            f"the others >= 0"
-        )
     with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
         found = report(cfg, *sweep(cfg, Path(place)))
     write_json(cfg.out / "fuzz.json", found)
@@ -121,22 +121,25 @@ def report(cfg: FuzzConfig, verdicts: list[Verdict], real: list[Verdict]) -> dic
     groups = {v.group: Counter(refused=0, ran=0, faults=0) for v in verdicts}
     for verdict in verdicts:
         groups[verdict.group]["faults" if verdict.fault else verdict.outcome] += 1
-    commands = real + [v for v in verdicts if v.group == "environments"]  # which all are
-    inside = [v for v in verdicts if v.group != "environments"]
+    inside = [v for v in verdicts if v.group != "environments"]  # which all are commands
+    commands = real + [v for v in verdicts if v.group == "environments"]
+
+    def count(verdicts: list[Verdict]) -> dict:
+        return {"cases": len(verdicts), "faults": sum(bool(v.fault) for v in verdicts)}
+
+    def most(field: str, verdicts: list[Verdict]) -> float:
+        return max((getattr(v, field) for v in verdicts), default=0)
+
+    cpu = {"most_cpu_s": most("cpu_s", commands)}
     return {
         "command": f"python -m checks.fuzz --cases {cfg.cases} --seed {cfg.seed}",
         **provenance(),
         "cases": len(verdicts),
-        "faults": sum(bool(v.fault) for v in verdicts + real),
+        "faults": count(verdicts + real)["faults"],
         "groups": groups,
-        "most_cpu_s": max((v.cpu_s for v in inside), default=0),
-        "most_memory_mb": max((v.memory_mb for v in inside), default=0),
-        "commands": {
-            "cases": len(commands),
-            "faults": sum(bool(v.fault) for v in commands),
-            "most_cpu_s": max((v.cpu_s for v in commands), default=0),
-            "list": [asdict(v) for v in real],
-        },
+        "most_cpu_s": most("cpu_s", inside),
+        "most_memory_mb": most("memory_mb", inside),
+        "commands": {**count(commands), **cpu, "list": [asdict(v) for v in real]},
         "list": [asdict(v) for v in verdicts],
     }
 

@@ -14,11 +14,12 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import chdir, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hypothesis import strategies as st
 from tqdm import tqdm
 
 from errors import exit_on_user_error
@@ -58,6 +59,16 @@ class Case:
         return self.call.endswith(":main")
 
 
+Cases = st.SearchStrategy[Case]
+
+
+def command(
+    group: str, program: str, arguments: tuple[str, ...], blames: tuple[str, ...], **more
+) -> Case:
+    """`program` as a command line; its name says nothing yet of what is bad."""
+    return Case(group, program, f"{program}:main", arguments, blames, **more)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How a case ended. fault: "" or what is wrong; line: what the user read."""
@@ -80,42 +91,23 @@ def judge(case: Case, place: Path, real: bool = False) -> Verdict:
         path.mkdir(parents=True)
     case.make(folder)
     before = listing(folder)
-    status, usage = start(case, folder, notes, real)
-    code = os.waitstatus_to_exitcode(status)
-    said = on_screen((notes / "stderr").read_bytes().decode(errors="backslashreplace"))
-    outcome, after = "ran" if code == 0 else "refused", listing(folder)
+    code, usage = start(case, folder, notes, real)
+    after, held_kb = listing(folder), int((notes / "held_kb").read_text())
+    memory_mb = round((usage.ru_maxrss - held_kb) / 1024)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
-    memory_mb = round((usage.ru_maxrss - int((notes / "held_kb").read_text())) / 1024)
-    wrong = real and code == 0 and case.check and checked(case, folder)
-    fault = (
-        exit_fault(case, code, said)
-        or (outcome == "refused" and line_fault(case, said))
-        or write_fault(case, outcome, changed.difference(IGNORED))
-        or wrong
-        or (notes / "audit").read_text().partition("\n")[0]
-        or (outcome == "refused" and any(scratch.iterdir()) and "left temporary files")
-        or (memory_mb > MEMORY_MB and not real and f"allocated {memory_mb} MB")
-        or ""
-    )
-    line = said.splitlines()[-1] if said and outcome == "refused" else ""
-    for shown in (str(folder), str(place), place.name.replace("_", "-")):  # as a corpus is named
-        line = line.replace(shown, "...")
+    said = on_screen((notes / "stderr").read_bytes().decode(errors="backslashreplace"))
+    found = faults(case, code, said, changed.difference(IGNORED), folder)
+    fault = next(found, "") or (notes / "audit").read_text().partition("\n")[0]
+    if not fault and code and any(scratch.iterdir()):
+        fault = "left temporary files"
+    if not fault and memory_mb > MEMORY_MB and not real:
+        fault = f"allocated {memory_mb} MB"
+    line = said.splitlines()[-1] if said and code else ""
+    for text in (str(folder), str(place), place.name.replace("_", "-")):  # as a corpus is named
+        line = line.replace(text, "...")
     shutil.rmtree(folder)
-    cpu_s = round(usage.ru_utime + usage.ru_stime, 2)
+    cpu_s, outcome = round(usage.ru_utime + usage.ru_stime, 2), "refused" if code else "ran"
     return Verdict(case.group, case.name, outcome, line, cpu_s, memory_mb, fault)
-
-
-def checked(case: Case, folder: Path) -> str:
-    """What case.check finds wrong after a real command, "" for nothing."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        case.check(folder)
-        return ""
-    except Exception as error:  # noqa: BLE001 - any is a verdict
-        return f"ended wrong: {type(error).__name__}: {error}"
-    finally:
-        os.chdir(before)
 
 
 def on_screen(text: str) -> str:
@@ -124,53 +116,49 @@ def on_screen(text: str) -> str:
     return "\n".join(line for line in lines if line.strip())
 
 
-def exit_fault(case: Case, code: int, said: str) -> str:
-    if code == -signal.SIGXCPU:
-        return f"took more than {CPU_S} s of CPU time"
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    if code not in (0, 2):
-        return f"exit {code}: {said.splitlines()[-1][:200] if said else ''}"
-    return "was accepted" if code == 0 and case.check is None else ""
-
-
-def line_fault(case: Case, said: str) -> str:
+def faults(case: Case, code: int, said: str, changed: set[str], folder: Path) -> Iterator[str]:
+    """What is wrong with an exit code, the lines on the screen, the files and the result."""
     lines = said.splitlines()
-    if len(lines) != 1 or not lines[0].startswith("error: "):
-        return f"{len(lines)} lines instead of one that starts with 'error: ': {lines[:3]}"
-    if len(lines[0]) > MAX_LINE:
-        return f"a line of {len(lines[0])} characters"
-    if not any(blame.lower() in lines[0].lower() for blame in case.blames):
-        return f"the line names none of {', '.join(case.blames)}"
-    return ""
-
-
-def write_fault(case: Case, outcome: str, changed: set[str]) -> str:
-    allowed = case.writes if outcome == "ran" else ()
-    wrong = sorted(n for n in changed if not any(n == w or n.startswith(f"{w}/") for w in allowed))
-    return f"{outcome}, but wrote or changed {', '.join(wrong[:3])}" if wrong else ""
+    if code == -signal.SIGXCPU:
+        yield f"took more than {CPU_S} s of CPU time"
+    elif code < 0:
+        yield f"killed by {signal.Signals(-code).name}"
+    elif code not in (0, 2):
+        yield f"exit {code}: {lines[-1][:200] if lines else ''}"
+    elif code == 0 and case.check is None:
+        yield "was accepted"
+    elif code and (len(lines) != 1 or not said.startswith("error: ")):
+        yield f"{len(lines)} lines instead of one that starts with 'error: ': {lines[:3]}"
+    elif code and len(said) > MAX_LINE:
+        yield f"a line of {len(said)} characters"
+    elif code and not any(blame.lower() in said.lower() for blame in case.blames):
+        yield f"the line names none of {', '.join(case.blames)}"
+    may = () if code else case.writes
+    if wrong := sorted(n for n in changed if not any(f"{n}/".startswith(f"{w}/") for w in may)):
+        yield f"{'refused' if code else 'ran'}, but wrote or changed {', '.join(wrong[:3])}"
+    try:
+        with chdir(folder):
+            code or case.check(folder)
+    except Exception as error:  # noqa: BLE001 - any is a verdict
+        yield f"ended wrong: {type(error).__name__}: {error}"
 
 
 def listing(folder: Path) -> dict[str, object]:
-    """What lies below a folder: name -> content of files up to 1 MB, size of larger ones."""
-    found: dict[str, object] = {}
-    for path in folder.rglob("*"):
-        name = str(path.relative_to(folder))
+    """What lies below a folder: name -> what identifies it."""
+
+    def content(path: Path) -> object:
         if path.is_symlink():
-            found[name] = os.readlink(path)
-        elif path.is_file():
-            size = path.stat().st_size
-            found[name] = path.read_bytes() if size <= 1 << 20 else size
-        else:
-            found[name] = "folder"
-    return found
+            return os.readlink(path)
+        return hash(path.read_bytes()) if path.is_file() else "folder"
+
+    return {str(path.relative_to(folder)): content(path) for path in folder.rglob("*")}
 
 
 # ---- the case's own process
 
 
 def start(case: Case, folder: Path, notes: Path, real: bool):
-    """(wait status, resource usage) of the case in a child of this process."""
+    """(exit code, < 0: the signal; resource usage) of the case in a child of this process."""
     (notes / "audit").touch()
     pid = os.fork()
     if pid == 0:
@@ -190,7 +178,7 @@ def start(case: Case, folder: Path, notes: Path, real: bool):
     _, status, usage = os.wait4(pid, 0)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    return status, usage
+    return os.waitstatus_to_exitcode(status), usage
 
 
 def redirect(notes: Path) -> None:
@@ -198,12 +186,15 @@ def redirect(notes: Path) -> None:
     for number, name, errors in ((1, "stdout", "strict"), (2, "stderr", "backslashreplace")):
         os.dup2(os.open(notes / name, os.O_CREAT | os.O_WRONLY), number)
         setattr(sys, name, open(number, "w", encoding="utf-8", errors=errors, closefd=False))
-    (notes / "held_kb").write_text(str(pages(1) * resource.getpagesize() // 1024))
+    (notes / "held_kb").write_text(str(held_bytes(MEMORY) // 1024))
 
 
-def pages(column: int) -> int:
-    """0: of address space, 1: of memory, that this process holds."""
-    return int(Path("/proc/self/statm").read_text().split()[column])
+ADDRESS_SPACE, MEMORY = 0, 1  # columns of statm
+
+
+def held_bytes(column: int) -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[column])
+    return pages * resource.getpagesize()
 
 
 def become(case: Case) -> int:
@@ -214,9 +205,14 @@ def become(case: Case) -> int:
 
 
 def in_child(case: Case, folder: Path, notes: Path) -> int:
-    """Run the case here; its exit code."""
+    """Run the case here, until the kernel ends it at CPU_S; its exit code."""
     tqdm._instances.clear()  # this process's own bars are not the case's
-    limit(CPU_S, MEMORY_MB)
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    # address space is reserved in larger pieces than are used (threads, memory maps)
+    most = held_bytes(ADDRESS_SPACE) + 2 * MEMORY_MB * 10**6
+    limits = {resource.RLIMIT_CPU: (CPU_S, CPU_S + 1), resource.RLIMIT_CORE: (0, 0)}
+    for what, pair in (limits | {resource.RLIMIT_AS: (most, most)}).items():
+        resource.setrlimit(what, pair)
     watch(folder, notes / "audit")
     module, function = case.call.split(":")
     run = getattr(importlib.import_module(module), function)
@@ -225,21 +221,9 @@ def in_child(case: Case, folder: Path, notes: Path) -> int:
     try:
         exit_on_user_error(lambda: run(*given))
         sys.stdout.flush()
-        if case.check:
-            case.check(folder)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
-
-
-def limit(cpu_s: int, memory_mb: int) -> None:
-    """The kernel ends this process at `cpu_s`, and refuses memory beyond `memory_mb` more."""
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # address space is reserved in larger pieces than are used (threads, memory maps)
-    most = pages(0) * resource.getpagesize() + 2 * memory_mb * 10**6
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.link", "os.symlink", "os.truncate")

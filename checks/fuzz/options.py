@@ -4,17 +4,17 @@ data/prepare.py, given numbers, words and paths that nobody should give."""
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 from hypothesis import strategies as st
 
-from checks.fuzz.judge import Case
+from checks.fuzz.judge import Case, Cases, command
 from checks.fuzz.world import run_arguments
 
-Cases = st.SearchStrategy[Case]
+Pairs = list[tuple[str, str]]  # option, value
 LONG, HUGE = "x" * 100_000, "9" * 30
 WHOLE = f"nan inf -1 1.5 abc 1e3 {HUGE} -{HUGE} 0x10 1,000".split() + [""]
 REAL = "nan inf -inf -1 1e400 abc --5 1/2 0,5".split() + [""]
@@ -22,6 +22,7 @@ TEXT = [*"nope Cosine ../../etc/passwd 日本語 %s%n \udcff".split(), " ", "'; 
 PATHS = "missing file . full /dev/null file/below loop dangling 日本語/☃ \udcff /proc/none fifo"
 PATHS = [*PATHS.split(), "", "x" * 300, "x/" * 3000]  # bad_places makes what stands there
 CAN_BE_MADE = ("missing", "日本語/☃", "\udcff", "dangling")  # a new folder may be written there
+NO_PLACES = [path for path in PATHS if path not in CAN_BE_MADE]
 VALUES = {int: WHOLE, float: REAL, str: TEXT, Literal: TEXT, Path: PATHS}
 
 
@@ -38,15 +39,14 @@ def bad_places(folder: Path) -> None:
 def blames(option: str, value: str) -> tuple[str, ...]:
     """The line must show the option or the value."""
     name = option.strip("-").split(".")[-1].replace("-", "_")
-    path = value.removeprefix("file:")
     escaped = value.encode("unicode_escape", "surrogatepass").decode()
-    shown = [text[:20] for text in (value, path, escaped) if text.strip(" .")]
-    shown += [" . "] if value in ("", ".") else []  # both are this folder
-    shown += [path.rpartition("/")[0][:20]] if "/" in path.strip("/") else []
-    shown += ["the model"] if option.startswith("--model.") else []
-    shown += ["/proc"] if value.startswith("/proc") else []
-    shown += ["operator"] if name == "method" else []
-    return (name, name.replace("_", "-"), *shown)
+    said = [text for text in (value, value.removeprefix("file:"), escaped) if text.strip(" .")]
+    said += [value.rpartition("/")[0]] if "/" in value.strip("/") else []
+    said += [" . "] if value in ("", ".") else []  # both are this folder
+    said += ["the model"] if option.startswith("--model.") else []
+    said += ["/proc"] if value.startswith("/proc") else []
+    said += ["operator"] if name == "method" else []
+    return (name, name.replace("_", "-"), *(text[:20] for text in said))
 
 
 def odd_values(config: type, prefix: str = "--") -> Iterator[tuple[str, str]]:
@@ -62,30 +62,28 @@ def odd_values(config: type, prefix: str = "--") -> Iterator[tuple[str, str]]:
         yield from ((option, value) for value in values)
 
 
-def replaced(arguments: tuple[str, ...], option: str, *value: str) -> tuple[str, ...]:
-    """The arguments with one option changed or added."""
-    if option in arguments:
-        at = arguments.index(option)
-        return arguments[:at] + (option, *value) + arguments[at + 2 :]
-    return (*arguments, option, *value)
-
-
-def each(option: str, values: list[str] | str) -> list[tuple[str, str]]:
+def each(option: str, values: Iterable[str] | str) -> Pairs:
     return [(option, v) for v in (values.split() if isinstance(values, str) else values)]
 
 
+def with_option(arguments: tuple[str, ...], option: str, value: str) -> tuple[str, ...]:
+    """The arguments with one option last, in place of what it was."""
+    at = arguments.index(option) if option in arguments else len(arguments)
+    return (*arguments[:at], *arguments[at + 2 :], option, value)
+
+
 def cases(
-    group: str, program: str, base: tuple[str, ...], pairs: list[tuple[str, str]],
+    group: str, program: str, base: Callable[[str], tuple[str, ...]], pairs: Pairs,
     more: Callable[[str, str], tuple[str, ...]] = lambda option, value: (),
 ) -> Cases:  # fmt: skip
-    """`program` with one option of `base` changed to what must be refused; the line shows option or
-    value, or what `more` says."""
+    """`program` with base(option), where one option has what must be refused; the line shows option
+    or value, or what `more` says."""
 
     def case(pair: tuple[str, str]) -> Case:
         option, value = pair
-        given = (*blames(option, value), *more(option, value))
-        arguments, name = replaced(base, option, value), f"{program} {option} {value[:60]!r}"
-        return Case(group, name, f"{program}:main", arguments, given, bad_places)
+        arguments = with_option(base(option), option, value)
+        found = command(group, program, arguments, blames(*pair) + more(*pair), make=bad_places)
+        return dataclasses.replace(found, name=f"{program} {option} {value[:60]!r}")
 
     return st.sampled_from(pairs).map(case)
 
@@ -103,25 +101,22 @@ def training(world: Path) -> Cases:
     pairs += each("--lr", "0 100") + each("--device", "cuda:999 cuda meta cpu:7 mps")
     pairs += [("--beta1", "1"), ("--steps", "0"), ("--clip", "1e-9")]
     pairs += [("--data", str(world / "texts")), ("--init", str(world / "corpus"))]
-
-    def make(folder: Path) -> None:
-        (folder / "corpus").symlink_to(world / "corpus")
-        bad_places(folder)
+    base = with_option(run_arguments(), "--data", str(world / "corpus"))
 
     def may_run(case: Case) -> Case:
-        option, value = case.name.split()[1], case.arguments[-1]
-        out = case.arguments[1]  # --out comes first
-        runs = option == "--run-id" or (option, value) == ("--lr", "100") or value == "1e-9"
-        runs |= option == "--out" and out in CAN_BE_MADE
-        check = (lambda folder: check_run(folder / out)) if runs else None
-        return dataclasses.replace(case, make=make, check=check, writes=(out.split("/")[0],))
+        option, value = case.arguments[-2:]
+        out = value if option == "--out" else "run"
+        runs = (option, value) in (("--lr", "100"), ("--clip", "1e-9")) or option == "--run-id"
+        runs |= option == "--out" and value in CAN_BE_MADE
+        check = (lambda folder: check_run(folder, out)) if runs else None
+        return dataclasses.replace(case, check=check, writes=(out.split("/")[0],))
 
-    return cases("training options", "train", run_arguments(), pairs).map(may_run)
+    return cases("training options", "train", lambda option: base, pairs).map(may_run)
 
 
-def check_run(out: Path) -> None:
+def check_run(folder: Path, out: str = "run") -> None:
     """A finished run: a summary with a finite loss, or one that says why it diverged."""
-    done = json.loads((out / "done.json").read_text())
+    done = json.loads((folder / out / "done.json").read_text())
     assert done["status"] == "diverged" or np.isfinite(done["metrics"]["val_loss"]), done
 
 
@@ -145,12 +140,11 @@ SOURCES = [*TEXT, *"file: file:missing file:/dev/null file:fifo file:full file:f
 
 def grid(world: Path) -> Cases:
     """Options of run_ablations.py. All must be refused before anything is prepared or written."""
-    local = ("--local", "--preset", "smoke", "--source", f"file:{world / 'texts'}")
-    local += ("--corpora", "corpora", "--out", "out")
+    base = ("--local", "--preset", "smoke", "--source", f"file:{world / 'texts'}")
+    base += ("--corpora", "corpora", "--out", "out")
     pairs = each("--seeds", SEEDS) + each("--only", ONLY) + each("--preset", TEXT)
     pairs += each("--jobs", WHOLE) + each("--source", SOURCES)
-    good = (*CAN_BE_MADE, "", ".", "full", "/proc/none")
-    pairs += each("--out", [v for v in PATHS if v not in good])
+    pairs += each("--out", [v for v in NO_PLACES if v not in ("", ".", "full", "/proc/none")])
     pairs += each("--corpora", "file /dev/null loop file/below /proc/none")
     pairs += each("--summarize", [v for v in PATHS if v])
 
@@ -159,7 +153,7 @@ def grid(world: Path) -> Cases:
         other = {"--source": "preset", "--summarize": "rows"}
         return (*filter(None, keys), option, other.get(option, option))
 
-    return cases("grid options", "run_ablations", local, pairs, more)
+    return cases("grid options", "run_ablations", lambda option: base, pairs, more)
 
 
 # ---- grow.py and data/prepare.py
@@ -169,30 +163,23 @@ def growth(world: Path) -> Cases:
     """Options of grow.py, on one of our checkpoints and on a Hugging Face folder."""
     from grow import GrowArgs
 
-    pairs = [pair for pair in odd_values(GrowArgs) if pair[0] not in ("--src", "--out", "--seed")]
-    pairs = [pair for pair in pairs if not pair[0].startswith("--learn")]  # are no options here
+    free = "--src --out --seed --learn-steps --learn-batch --learn-lr --learn-weight-decay".split()
+    allowed = (("--noise", "-1"), ("--epsilon", "-1"))  # dB; the range's end at factor 2
+    pairs = [p for p in odd_values(GrowArgs) if p[0] not in free and p not in allowed]
     pairs += each("--factor", "1 0.5 1.01 1e9 1e18 1e300") + each("--epsilon", "7 -7")
     pairs += each("--width", f"0 8 9 {10**9} {10**18}") + each("--seed", f"-1 x {HUGE}")
-    pairs += each("--out", [v for v in PATHS if v not in CAN_BE_MADE])
-    pairs += each("--shard-gb", "0 -1 nan")
-    allowed = (("--noise", "-1"), ("--epsilon", "-1"))  # dB; the range's end at factor 2
-    pairs = [pair for pair in pairs if pair not in allowed]
+    pairs += each("--out", NO_PLACES) + each("--shard-gb", "0 -1 nan")
+    srio = dict.fromkeys(("--epsilon", "--attn", "--ffn", "--embed"), "srio")
 
-    auto, srio = ("--factor", "2", "--method", "auto"), ("--factor", "2", "--method", "srio")
-    bases = dict.fromkeys(("--epsilon", "--attn", "--ffn", "--embed"), srio) | {"--width": auto[2:]}
+    def of(source: Path, pairs: Pairs) -> Cases:
+        def base(option: str) -> tuple[str, ...]:
+            factor = () if option == "--width" else ("--factor", "2")
+            return (str(source), "--out", "wide", *factor, "--method", srio.get(option, "auto"))
 
-    def of(source: Path, pairs: list[tuple[str, str]]) -> Cases:
-        by_base = {}
-        for pair in pairs:
-            by_base.setdefault(bases.get(pair[0], auto), []).append(pair)
-        given = ("growth options", "grow")
-        return st.one_of(
-            [cases(*given, (str(source), "--out", "wide", *b), p) for b, p in by_base.items()]
-        )
+        return cases("growth options", "grow", base, pairs)
 
     ours = [pair for pair in pairs if pair[0] != "--shard-gb"]  # a checkpoint of ours has no shards
-    parent = world / "grid" / "runs" / "parent-s0" / "final"
-    return of(parent, ours) | of(world / "hf", pairs)
+    return of(world / "grid/runs/parent-s0/final", ours) | of(world / "hf", pairs)
 
 
 def preparation(world: Path) -> Cases:
@@ -203,11 +190,9 @@ def preparation(world: Path) -> Cases:
     pairs = [pair for pair in odd_values(PrepareConfig) if pair[0] not in free]
     pairs += each("--tokenizer", f"bpe: bpe:0 bpe:-1 bpe:256 bpe:65536 bpe:{HUGE} bpe:2e3 bpe:²")
     pairs += each("--val-fraction", "0 0.6 1e-300 1") + each("--block-size", f"0 {10**15}")
-    pairs += [("--shard-tokens", "999")]
-    pairs += each("--source", [*TEXT, "file:", "file:missing", "file:fifo", "file:full"])
     pairs += each("--source", f"file:/dev/null file:loop file:**/nothing file:[ file:{LONG}")
-    pairs += each("--out", [v for v in PATHS if v not in (*CAN_BE_MADE, "")])
+    pairs += each("--source", [*TEXT, *"file: file:missing file:fifo file:full".split()])
+    pairs += each("--out", filter(None, NO_PLACES)) + [("--shard-tokens", "999")]
     base = ("--source", f"file:{world / 'texts'}", "--tokenizer", "byte", "--out", "corpus")
     base += ("--val-fraction", "0.2")
-
-    return cases("preparation options", "data.prepare", base, pairs)
+    return cases("preparation options", "data.prepare", lambda option: base, pairs)

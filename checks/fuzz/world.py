@@ -2,11 +2,9 @@
 run that was interrupted, and Hugging Face folders; all tiny, all made by the project itself."""
 
 import json
-import os
+import multiprocessing
 import shutil
-import sys
-import traceback
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
@@ -15,42 +13,38 @@ SMALL = {"vocab_size": 257, "block_size": 16, "n_layer": 2}
 SMALL |= {"n_head": 2, "head_dim": 4, "d_model": 8}
 SHORT = {"steps": 3, "batch_size": 2, "warmup_steps": 1, "eval_every": 3, "eval_tokens": 64}
 SHORT |= {"save_every": 2, "last_tokens": 64}
+STEP = "step_00000002"  # the last checkpoint of the interrupted run
 
 
 def make_world(place: Path) -> Path:
     """Fill the new folder `place`, in a process of its own; this one stays free of threads."""
     place.mkdir(parents=True)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            handle = os.open(place / "log", os.O_CREAT | os.O_WRONLY)
-            os.dup2(handle, 1), os.dup2(handle, 2)
-            fill(place)
-            code = 0
-        except BaseException:  # noqa: BLE001 - into the log
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    assert os.waitpid(pid, 0)[1] == 0, (place / "log").read_text()
+    maker = multiprocessing.get_context("fork").Process(target=fill, args=(place,))
+    maker.start()
+    maker.join()
+    assert maker.exitcode == 0, (place / "log").read_text()
     return place
 
 
 def fill(place: Path) -> None:
+    with open(place / "log", "w") as log, redirect_stdout(log), redirect_stderr(log):
+        fill_texts(place / "texts", place / "corpus")
+        fill_grid(place / "grid", place / "corpus")
+        interrupt_run(place / "run", place / "corpus")
+        parent = place / "grid" / "runs" / "parent-s0"
+        shutil.copytree(place / "run", place / "finished")
+        shutil.copy(parent / "done.json", place / "finished")
+        export(parent / "final", place)
+
+
+def fill_texts(texts: Path, corpus: Path) -> None:
     from data.prepare import PrepareConfig, prepare
 
-    (place / "texts").mkdir()
+    texts.mkdir()
     for i in range(40):
         words = " ".join(str(i * j * j % 977) for j in range(60))
-        (place / "texts" / f"{i:02}.txt").write_text(f"Text {i}: {words}\n")
-    source, corpus = f"file:{place / 'texts'}", place / "corpus"
-    prepare(PrepareConfig(source, "byte", corpus, val_fraction=0.2, block_size=16))
-    fill_grid(place / "grid", corpus)
-    interrupt_run(place / "run", corpus)
-    shutil.copytree(place / "run", place / "finished")
-    shutil.copy(place / "grid" / "runs" / "parent-s0" / "done.json", place / "finished")
-    export(place / "grid" / "runs" / "parent-s0" / "final", place)
+        (texts / f"{i:02}.txt").write_text(f"Text {i}: {words}\n")
+    prepare(PrepareConfig(f"file:{texts}", "byte", corpus, val_fraction=0.2, block_size=16))
 
 
 def fill_grid(out: Path, corpus: Path) -> None:
@@ -78,7 +72,7 @@ def interrupt_run(out: Path, corpus: Path) -> None:
     with mock.patch.object(train, "update", lambda *given: left.pop()(*given)):
         with suppress(IndexError):  # the third
             train.train(TrainConfig(out, corpus, model=GPTConfig(**SMALL), **SHORT))
-    assert (out / "step_00000002").is_dir()
+    assert (out / STEP).is_dir()
 
 
 def export(ckpt: Path, place: Path) -> None:
@@ -107,8 +101,6 @@ def reseal(folder: Path) -> None:
     for name, entry in state["files"].items():
         data = (folder / name).read_bytes()
         entry |= {"bytes": len(data), "sha256": checkpoint.hash_file(folder / name)}
-    try:
+    with suppress(ValueError):  # NaN has no canonical JSON
         state["meta_sha256"] = checkpoint.hash_json(state["meta"])
-    except ValueError:  # NaN has no canonical JSON
-        pass
     (folder / "state.json").write_text(json.dumps(state))
