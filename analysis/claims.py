@@ -283,18 +283,18 @@ def scale(rows: list[dict]) -> str:
     row = done[0] if done else rows[0]
     parts = [f"preset {row['preset']}"]
     if done:
-        widths = [*_lineage_widths(row), row["d_model"]]
-        parts.append(f"d {' → '.join(str(width) for width in dict.fromkeys(widths))}")
+        parts.append(f"d {' → '.join(map(str, widths(row)))}")
         parts.append(f"{row['params']:,} parameters, {row['tokens']['stage']:,} tokens")
     corpus = row["corpus"]
     parts.append(f"corpus {corpus.get('source', '?')}, tokenizer {corpus.get('tokenizer', '?')}")
     return ", ".join(parts)
 
 
-def _lineage_widths(row: dict) -> list:
-    """Widths of the ancestors, oldest first."""
+def widths(row: dict) -> list:
+    """Widths of the ancestors, oldest first, and the row's own; each once."""
     lineage = row.get("lineage") or []
-    return [e["d_model"] for e in lineage if isinstance(e, dict) and "d_model" in e]
+    found = [e["d_model"] for e in lineage if isinstance(e, dict) and "d_model" in e]
+    return list(dict.fromkeys([*found, row["d_model"]]))
 
 
 def _claim_lines(claim: Claim, found: list[Decision], rows: list[dict]) -> list[str]:

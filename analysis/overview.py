@@ -46,6 +46,7 @@ from analysis.claims import (
     overall,
     p_text,
     scale,
+    widths,
 )
 from analysis.paired import Estimate, contrast
 from analysis.rows import load_rows, matched
@@ -81,15 +82,12 @@ class Study:
 
     @property
     def size(self) -> str:
-        widths = [e["d_model"] for e in self.grown.get("lineage") or [] if "d_model" in e]
-        widths = dict.fromkeys([*widths, self.grown["d_model"]])
-        return f"{self.preset}, d {'→'.join(map(str, widths))}"
+        return f"{self.preset}, d {'→'.join(map(str, widths(self.grown)))}"
 
     @property
     def factor(self) -> float:
         """Width after growth over the width before; NaN where the lineage does not say."""
-        widths = [e["d_model"] for e in self.grown.get("lineage") or [] if "d_model" in e]
-        before = [width for width in widths if width < self.grown["d_model"]]
+        before = [width for width in widths(self.grown) if width < self.grown["d_model"]]
         return self.grown["d_model"] / before[-1] if before else math.nan
 
     @property

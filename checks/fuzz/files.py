@@ -39,7 +39,7 @@ def spoilt(case: Case, source: Path, name: str, how: Spoils, corpus: Path | None
             if corpus:
                 (folder / "corpus").symlink_to(corpus)
 
-        return replace(case, name=f"{case.name}: {spoil[0]}", make=make)
+        return case.but(spoil[0], make=make)
 
     return how.map(of)
 
@@ -111,19 +111,14 @@ ODD_CONFIGS = {  # sizes and switches that contradict the weights, or ask for co
     "n_embd": (0, -8, 9, 10**9, 10**18, "8", 8.0, None, True),
     "n_layer": (0, -1, 1, 3, 10**7, 10**18, "2"),
     "n_head": (0, -1, 3, 10**9, None),
-    "n_inner": (0, -1, 10**12),
-    "vocab_size": (0, 10**15),
-    "n_positions": (10**15,),
-    "layer_norm_epsilon": (-1, "x"),
+    "n_inner": (0, -1, 10**12), "vocab_size": (0, 10**15), "n_positions": (10**15,),
+    "layer_norm_epsilon": (-1, "x"), "dtype": ("nope", 7), "torch_dtype": ("int8",),
     "model_type": ("bert", "llama", "t5", "nope", "", None, ["gpt2"], {}),
-    "activation_function": ("os.system", None),
+    "activation_function": ("os.system", None), "tie_word_embeddings": (False,),
     "architectures": (["os"], ["Trainer"], "x", [None], [7], {"a": 1}),
     "quantization_config": ({"quant_method": "x"},),
-    "tie_word_embeddings": (False,),
     "auto_map": ({"AutoConfig": "evil.Config", "AutoModel": "evil.Model"},),
-    "torch_dtype": ("int8",),
-    "dtype": ("nope", 7),
-}
+}  # fmt: skip
 
 
 def check_ours(folder: Path) -> dict:
@@ -441,25 +436,22 @@ def environments(world: Path) -> Cases:
         make = lambda f: given and shutil.copytree(world / given, f / Path(given).name)  # noqa: E731
         return Case("environments", program, f"{program}:main", arguments, (), make, check, writes)
 
-    def changed(case: Case, about: object, **changes) -> Case:
-        return replace(case, name=f"{case.name}: {about}", **changes)
-
     def refused(case: Case, about: object, *blames: str, **changes) -> Case:
-        return changed(case, about, blames=blames, check=None, writes=(), **changes)
+        return case.but(about, blames=blames, check=None, writes=(), **changes)
 
     table = sound("analysis.aggregate", (".",), check_table, *TABLE, given="grid/rows")
     draw = (".", "--out", "pictures")
     drawn = sound("figures.loss_curves", draw, check_pictures, "pictures", given="grid/rows")
     train = sound("train", run, check_run, "run", given="corpus")
     works = (table, drawn, train, sound("data.prepare", text, check_corpus, "corpus"))
-    found = [changed(work, e, env=(*e.items(),)) for e in ENVIRONMENTS for work in works]
+    found = [work.but(e, env=(*e.items(),)) for e in ENVIRONMENTS for work in works]
     found += [refused(train, env, *env, env=(*env.items(),)) for env in REFUSED]
     for name in NAMES:
-        new = {"arguments": (f"--out={name}", *run[2:]), "writes": (name,)}
-        found.append(changed(train, new["arguments"][0], check=partial(check_run, out=name), **new))
+        arguments, check = (f"--out={name}", *run[2:]), partial(check_run, out=name)
+        found.append(train.but(f"--out={name!r}", arguments=arguments, check=check, writes=(name,)))
     for name in ("wandb", "tensorboard", "datasets", "tests", "data"):
         beside = lambda f, name=name: (train.make(f), (f / name).mkdir())  # noqa: E731
-        found.append(changed(train, f"beside a folder {name}/", make=beside))
+        found.append(train.but(f"beside a folder {name}/", make=beside))
         if name in ("wandb", "tensorboard"):
             asked = {"arguments": (*run, "--tracker", name), "env": (("X", "1"),), "make": beside}
             found.append(refused(train, f"--tracker {name} beside {name}/", name, **asked))

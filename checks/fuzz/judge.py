@@ -16,7 +16,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import chdir, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -57,6 +57,10 @@ class Case:
     @property
     def is_command(self) -> bool:
         return self.call.endswith(":main")
+
+    def but(self, about: object, **changes) -> "Case":
+        """The same with something bad, which `about` says."""
+        return replace(self, name=f"{self.name}: {about}", **changes)
 
 
 Cases = st.SearchStrategy[Case]
