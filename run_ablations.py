@@ -9,7 +9,8 @@ Called again, it keeps finished rows and goes on with interrupted runs where the
 Exit code 0: every run of the grid ended well; 1: some run failed or diverged, and the table has
 what there is; 2: the command was refused, and nothing was done.
 Folders: OUT/rows (a JSON row per run), OUT/runs (checkpoints and metrics), OUT/jobs (logs), and
-OUT/table.*, OUT/claims.md, OUT/*.png when the grid is complete.
+OUT/table.*, OUT/claims.md, OUT/*.png when every run has ended.
+--status and --cancel need nothing but --out, or --preset where OUT is runs/PRESET.
 """
 
 import os
@@ -46,7 +47,8 @@ class Args:
     list: bool = False
     """print every variant with what it is and where it comes from"""
     status: bool = False
-    """print the state of every run of the grid"""
+    """print the state of every run that OUT was asked for (or of those that --only, --seeds name);
+    when all have ended, make OUT's table, claims and pictures again and print the table"""
     retry_failed: bool = False
     """with --local or --slurm: run failed and diverged runs again, from their start"""
     cancel: bool = False
@@ -94,7 +96,12 @@ def main() -> None:
         return summarize(args.summarize, allow_missing=True)
     if args.slurm and not args.preset:
         raise UserError("--slurm needs --preset: the node that submits need not be one that runs")
-    name = args.preset or default_preset()
+    looking = (args.status or args.cancel) and not (args.only or args.seeds)
+    noted = output.noted_grid(args.out)[0] if looking and args.out else ""
+    name = args.preset or noted or default_preset()
+    out = (args.out or ROOT / "runs" / name).resolve()
+    if looking and (runs := output.noted_grid(out, name)[1]):
+        return print_status(out, name, runs, args.cancel)
     preset = grid.find(grid.PRESETS, name, "preset")
     if args.parent:
         preset = of_parent(preset, args)
@@ -108,7 +115,6 @@ def main() -> None:
     groups = {"all": lambda: grid.fitting(preset), "tuning": lambda: grid.tuning(preset)}
     names = groups[names[0]]() if names[0] in groups else list(dict.fromkeys(names))
     runs = grid.expand_grid(preset, names, grid.parse_seeds(args.seeds, preset.seeds))
-    out = (args.out or ROOT / "runs" / name).resolve()
     if not 0 <= args.jobs <= 1024:
         raise UserError(f"--jobs is {args.jobs}; it must be 0 (one per core or GPU) to 1024")
     if args.dry_run:
@@ -164,6 +170,7 @@ def run_grid(args: Args, name: str, preset: grid.Preset, runs: list[grid.Run], o
     jobs, done = output.make_jobs(runs, shared), output.finished(out, runs, args.retry_failed)
 
     def begin(live: Container[str]) -> None:  # called when nobody else starts runs in OUT
+        output.note_grid(out, name, runs)
         if args.retry_failed:
             output.forget_failed(out, runs, live)
         if args.parent:

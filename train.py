@@ -133,6 +133,7 @@ def fit(run: Setup, caught: dict, stack: ExitStack) -> dict:
                 save(f"step_{state.step:08d}")
             raise Interrupted(signum, state.step)
         if gate and state.step == 0 and state.open_loss is None:  # before its first set: alpha 1
+            log.evaluating()
             open_loss, n_tokens = evaluate(run, net, caught)
             if n_tokens == 0:
                 continue
@@ -144,6 +145,7 @@ def fit(run: Setup, caught: dict, stack: ExitStack) -> dict:
         last = state.step == cfg.steps
         wanted = last or state.step % cfg.eval_every == 0 or state.step in cfg.eval_at
         if state.evaluated < state.step and wanted:
+            log.evaluating()
             val_loss, n_tokens = evaluate(run, net, caught)
             if n_tokens == 0:
                 continue  # interrupted: evaluated again after the resume

@@ -35,6 +35,8 @@ def print_budget(name: str, preset: Preset, runs: list[Run], jobs: int) -> None:
     for (variant, _), members in groups.items():
         run, cfg = members[0], GPTConfig(**members[0].train["model"])
         if cfg not in paces:
+            print(f"timing steps of {count_parameters(cfg):,} parameters, {slots} at once: seconds "
+                  f"to a minute", file=sys.stderr, flush=True)  # fmt: skip
             paces[cfg] = measure_pace(run, jobs, slots)
         each = paces[cfg].minutes(run)
         minutes |= {member.run_id: each for member in members}

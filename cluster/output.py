@@ -1,7 +1,7 @@
 """A grid's output folder, as the scheduler sees it: which runs are done, which rows are foreign.
 
 OUT/rows holds a JSON row per finished run, OUT/runs checkpoints and metrics, OUT/grown the models
-that runs start from, OUT/jobs locks, states and logs.
+that runs start from, OUT/jobs locks, states and logs; OUT/grid.json says which runs were asked for.
 """
 
 import os
@@ -12,11 +12,14 @@ from functools import partial
 from pathlib import Path
 
 import checkpoint
+import files
 from analysis.rows import comparable, load_rows, read_row, row_path
 from cluster.job import Job, Status
 from data.shards import Corpus
 from errors import UserError
 from grid import Run
+
+GRID = "grid.json"
 
 
 def check_place(out: Path) -> None:
@@ -54,6 +57,26 @@ def check_corpus(rows: list[dict], out: Path, data: Path) -> None:
                 f"{row_path(out, row['run_id'])} was made on another corpus than {data.name}; "
                 f"choose another --out"
             )
+
+
+def note_grid(out: Path, preset: str, runs: list[Run]) -> None:
+    """Add `runs` to those that OUT was asked for. The caller holds the scheduler's lock."""
+    files.sweep(out, mine=GRID)
+    known = {run.run_id: run for run in noted_grid(out, preset)[1]}
+    known |= {run.run_id: run for run in runs}
+    files.write_json(out / GRID, {"preset": preset, "runs": list(map(asdict, known.values()))})
+
+
+def noted_grid(out: Path, preset: str = "") -> tuple[str, list[Run]]:
+    """(preset, every run that commands asked OUT for); no runs where none was noted, or those of
+    another preset than `preset`."""
+    found = files.read_json(out / GRID, limit=1 << 30, remedy="delete it", default={})
+    if not found or preset not in ("", found.get("preset")):
+        return preset, []
+    try:
+        return found["preset"], [Run(**run) for run in found["runs"]]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{out / GRID} is no list of runs ({error}); delete it") from None
 
 
 def make_jobs(runs: list[Run], shared: dict) -> list[Job]:

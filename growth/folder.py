@@ -209,7 +209,8 @@ def grow_folder(
         write_folder(growth, tmp, int(shard_gb * 1e9), progress)
         widths = growth.plan.d_old, growth.plan.d_new
         method, remarks = growth.plan.cfg.operator, growth.remarks
-        travels.copy(growth.source.path, tmp, widths, method, remarks)
+        note = travels.grown_note(growth.source.path.resolve().name, widths, method, remarks)
+        travels.copy(growth.source.path, tmp, widths, note)
         report = facts(growth) | {"wall_s": time.perf_counter() - start}
         return_memory()
         outputs = (lambda: measure(growth, tmp)) if card else (lambda: ({}, {}))

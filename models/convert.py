@@ -1,13 +1,18 @@
 """Our checkpoints to Hugging Face GPT-2 and Llama folders and back; logits stay equal.
 
-python -m models.convert to-gpt2 CHECKPOINT OUT [--tokenizer tokenizer.json]     # or to-llama
+python -m models.convert to-gpt2 CHECKPOINT OUT [--tokenizer PLACE]     # or to-llama
 python -m models.convert from-gpt2 FOLDER OUT
 python -m models.convert from-llama FOLDER OUT [--context 256]                   # Mistral too
 python -m models.convert from-nanogpt ckpt.pt OUT [--vocab-size 50257]
 python -m models.convert from-gguf FILE OUT     # a quantized file as a float32 folder, to grow
+
+PLACE: the tokenizer.json to put beside the weights, or a folder with one: the corpus trained on, or
+the model that the checkpoint is from, whose chat template, generation settings, licence and card
+then travel too.
 """
 
 import json
+import math
 import re
 import shutil
 from dataclasses import dataclass
@@ -28,7 +33,8 @@ class ConvertConfig:
     ]
     source: tyro.conf.Positional[Path]
     out: tyro.conf.Positional[Path]
-    tokenizer: Path | None = None  # to-*: a tokenizer.json to put beside the weights
+    # to-*: the tokenizer.json to put beside the weights, or a folder with one (see above)
+    tokenizer: Path | None = None
     context: int = 0  # from-llama: positions of ours, the length it trains on; 0: the folder's
     vocab_size: int = 0  # from-nanogpt: rows to keep of a padded vocabulary; 0: all
     force: bool = False
@@ -38,26 +44,47 @@ if __name__ == "__main__":  # before the imports that take a second
     exit_on_user_error(lambda: read_command_line(ConvertConfig, __doc__))
 
 import torch
+from safetensors import safe_open
 
 import checkpoint
 import files
 from data.tokenizers import EOT_TEXT, bpe, read_definition
-from models import hf_folder
+from models import hf_folder, travels
 from models.gpt import GPT
 from models.gpt2 import from_gpt2, from_nanogpt, to_gpt2
 from models.llama import from_llama, to_llama
 
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+
 
 def convert(cfg: ConvertConfig) -> None:
-    """Write `cfg.out`; refuses an existing folder without force."""
+    """Write `cfg.out` and say what it is; refuses an existing folder without force."""
     if cfg.direction in ("to-gpt2", "to-llama"):
-        return convert_to(cfg, to_gpt2 if cfg.direction == "to-gpt2" else to_llama)
-    if cfg.direction == "from-gguf":
-        return dequantize(cfg.source, cfg.out, cfg.force)
-    if cfg.direction == "from-nanogpt":
-        return convert_nanogpt(cfg)
-    weights, meta = read_folder(cfg.source, cfg.direction.removeprefix("from-"), cfg.context)
-    checkpoint.save(cfg.out, weights, meta, force=cfg.force)
+        convert_to(cfg, to_gpt2 if cfg.direction == "to-gpt2" else to_llama)
+    elif cfg.direction == "from-gguf":
+        dequantize(cfg.source, cfg.out, cfg.force)
+    elif cfg.direction == "from-nanogpt":
+        convert_nanogpt(cfg)
+    else:
+        weights, meta = read_folder(cfg.source, cfg.direction.removeprefix("from-"), cfg.context)
+        checkpoint.save(cfg.out, weights, meta, force=cfg.force)
+    print_written(cfg.out)
+
+
+def print_written(out: Path) -> None:
+    """What lies in `out` now, and what one does with it."""
+    stored, n = list(out.glob("*.safetensors")), 0
+    for file in stored:
+        with safe_open(file, "pt") as tensors:
+            n += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    ours = (out / checkpoint.STATE).is_file()
+    kind = "a checkpoint of ours" if ours else "a Hugging Face folder"
+    beside = "" if ours or (out / "tokenizer.json").is_file() else ", no tokenizer"
+    size = sum(file.stat().st_size for file in stored)
+    print(f"wrote {out}: {kind}, {n:,} parameters, {size / 1e6:,.1f} MB{beside}")
+    load = f'AutoModelForCausalLM.from_pretrained("{out}")'
+    train = f"python train.py --init {out} --data CORPUS --out runs/NAME"
+    print(f"next: {train if ours else load}, or python grow.py {out} --out WIDE --factor 2")
 
 
 def convert_to(cfg: ConvertConfig, to) -> None:
@@ -65,16 +92,30 @@ def convert_to(cfg: ConvertConfig, to) -> None:
     weights, raw = to(ckpt.model, checkpoint.model_config(ckpt))
     dtype = next(iter(weights.values())).dtype
     raw["dtype"] = str(dtype).removeprefix("torch.")
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    if cfg.tokenizer and (eot := end_of_text(cfg.tokenizer, raw["vocab_size"])) is not None:
-        raw |= {"bos_token_id": eot, "eos_token_id": eot}
-        settings |= {"bos_token": EOT_TEXT, "eos_token": EOT_TEXT}
     with hf_folder.new_folder(cfg.out, cfg.force) as tmp:
-        hf_folder.write_weights(tmp, {n: t.nbytes for n, t in weights.items()}, weights.get)
-        files.write_json(tmp / "config.json", raw)
         if cfg.tokenizer:
-            shutil.copyfile(cfg.tokenizer, tmp / "tokenizer.json")
-            (tmp / "tokenizer_config.json").write_text(json.dumps(settings))
+            raw |= bring_tokenizer(cfg.tokenizer, tmp, raw)
+        sizes = {name: tensor.nbytes for name, tensor in weights.items()}
+        hf_folder.write_weights(tmp, sizes, weights.get, doing="converting")
+        files.write_json(tmp / "config.json", raw)
+
+
+def bring_tokenizer(place: Path, out: Path, raw: dict) -> dict:
+    """Put the tokenizer at `place` into `out`, and all that may travel where that is a model's
+    folder; the ids of its special pieces for config.json, which is `raw` so far."""
+    file = place / "tokenizer.json" if place.is_dir() else place
+    eot = end_of_text(file, raw["vocab_size"])
+    if place.is_dir() and (place / "config.json").is_file():
+        theirs = hf_folder.read_config(place)
+        width = theirs.get("hidden_size") or theirs.get("n_embd")
+        widths = (width, raw.get("hidden_size") or raw.get("n_embd"))
+        travels.copy(place, out, widths, travels.trained_note(place.resolve().name))
+        return {key: theirs[key] for key in SPECIAL if key in theirs}
+    shutil.copyfile(file, out / "tokenizer.json")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings |= {} if eot is None else {"bos_token": EOT_TEXT, "eos_token": EOT_TEXT}
+    (out / "tokenizer_config.json").write_text(json.dumps(settings))
+    return {} if eot is None else {"bos_token_id": eot, "eos_token_id": eot}
 
 
 def end_of_text(tokenizer: Path, vocab_size: int) -> int | None:

@@ -503,6 +503,7 @@ def write_weights(
     make: Callable[[str], torch.Tensor],
     shard_bytes: int = 2 * 10**9,
     progress: bool = True,
+    doing: str = "growing",
 ) -> int:
     """Write make(name), of sizes[name] bytes, for every name into safetensors files of at most
     `shard_bytes` (one tensor at least); the total in bytes. Only one shard is in memory at a time,
@@ -515,7 +516,7 @@ def write_weights(
     parts = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     parts = parts if len(shards) > 1 else [SINGLE]
     with tqdm(
-        total=len(sizes), desc="growing", unit=" tensors", leave=False, disable=not progress
+        total=len(sizes), desc=doing, unit=" tensors", leave=False, disable=not progress
     ) as bar:
         for file, names in zip(parts, shards, strict=True):
             tensors = {}

@@ -1,5 +1,5 @@
-"""What travels along when a model folder is grown: an allow-list, so that nothing that belongs to
-the old weights (other formats, adapters, code) stands beside the new ones.
+"""What travels along to a folder with new weights, grown or trained on: an allow-list, so that
+nothing that belongs to the old ones (other formats, adapters, code) stands beside them.
 
 Tokenizer, generation settings, chat templates, licence; the model card with a note on top; and the
 settings of a sentence-transformers pipeline, whose pooling names the width.
@@ -45,10 +45,8 @@ def check(src: Path) -> list[dict]:
     return found
 
 
-def copy(
-    src: Path, dst: Path, widths: tuple[int, int], method: str, remarks: Sequence[str] = ()
-) -> None:
-    """Copy what is allowed from `src`; widths: (old, new); remarks go into the model card."""
+def copy(src: Path, dst: Path, widths: tuple[int, int], note: str) -> None:
+    """Copy what is allowed from `src`; widths: (old, new); the model card begins with `note`."""
     for file in sorted(src.iterdir()):
         if file.is_file() and ALLOWED.fullmatch(file.name):
             shutil.copyfile(file, dst / file.name)
@@ -56,7 +54,6 @@ def copy(
             shutil.copytree(file, dst / file.name)
     if (src / "README.md").is_file():
         text = (src / "README.md").read_text(errors="replace")
-        note = note_on(src.resolve().name, widths, method, remarks)
         (dst / "README.md").write_text(with_note(text, note))
     for module in check(src):
         if module["path"]:
@@ -75,14 +72,23 @@ def copy_module(src: Path, dst: Path, widths: tuple[int, int]) -> None:
     files.write_json(dst / "config.json", settings)
 
 
-def note_on(name: str, widths: tuple[int, int], method: str, remarks: Sequence[str]) -> str:
-    """What the grown model's card says first."""
+def grown_note(name: str, widths: tuple[int, int], method: str, remarks: Sequence[str] = ()) -> str:
+    """What a grown model's card says first."""
     note = (
         f"> **Grown model.** The weights here are those of `{name}`, grown from width {widths[0]} "
         f"to {widths[1]} (method {method}; what changed is in growth_report.json). What follows is "
         f"the original's card.\n"
     )
     return note + "".join(f">\n> - {remark}\n" for remark in remarks) + "\n"
+
+
+def trained_note(name: str) -> str:
+    """What the card of a converted checkpoint says first."""
+    return (
+        f"> **Other weights.** The weights here are not those of `{name}`, whose tokenizer, "
+        f"settings and card these are: they were grown or trained on. What follows is the "
+        f"original's card.\n\n"
+    )
 
 
 def with_note(card: str, note: str) -> str:

@@ -183,6 +183,41 @@ def test_growing_the_folder_or_the_checkpoint_is_the_same(llama, tmp_path):
     assert gap(child.weights, child.cfg, small, GPTConfig(**old["config"])) < 1e-12
 
 
+def test_what_belongs_to_the_model_travels_back(llama, tmp_path, capsys):
+    """--tokenizer with the original's folder: its special ids, chat template and generation
+    settings, card and licence; with a tokenizer.json alone, that."""
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"<|endoftext|>": 0}, unk_token="<|endoftext|>")).save(
+        str(llama / "tokenizer.json")
+    )
+    raw = json.loads((llama / "config.json").read_text()) | {"bos_token_id": 5, "eos_token_id": 6}
+    (llama / "config.json").write_text(json.dumps(raw))
+    (llama / "generation_config.json").write_text('{"eos_token_id": 6}')
+    (llama / "chat_template.jinja").write_text("{{ messages }}")
+    (llama / "trainer.log").write_text("")
+    (llama / "README.md").write_text("---\nlicense: mit\n---\n# A model\n")
+    convert.convert(convert.ConvertConfig("from-llama", llama, tmp_path / "ours"))
+    said = capsys.readouterr().out
+    assert "a checkpoint of ours, " in said and f"train.py --init {tmp_path / 'ours'}" in said
+    for place, name in ((llama, "all"), (llama / "tokenizer.json", "tokenizer"), (None, "bare")):
+        out = tmp_path / name
+        convert.convert(convert.ConvertConfig("to-llama", tmp_path / "ours", out, place))
+        said = capsys.readouterr().out
+        assert f"wrote {out}: a Hugging Face folder, " in said
+        assert ("no tokenizer" in said) == (place is None)
+        assert f"{sum(t.numel() for t in load_file(out / 'model.safetensors').values()):,}" in said
+    travelled = {file.name for file in (tmp_path / "all").iterdir()}
+    assert {"generation_config.json", "chat_template.jinja", "README.md"} < travelled
+    assert "trainer.log" not in travelled
+    assert json.loads((tmp_path / "all" / "config.json").read_text())["eos_token_id"] == 6
+    assert "not those of `llama`" in (tmp_path / "all" / "README.md").read_text()
+    assert convert.licence_of(tmp_path / "all") == "mit"
+    assert {file.name for file in (tmp_path / "tokenizer").iterdir()} == {
+        *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    }
+
+
 def test_a_context_of_ones_own(llama, tmp_path):
     options = {"context": 8}
     convert.convert(convert.ConvertConfig("from-llama", llama, tmp_path / "ours", **options))

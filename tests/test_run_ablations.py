@@ -73,7 +73,8 @@ def test_dry_run_prints_the_papers_budget(monkeypatch, capsys):
     preset = PRESETS["paper"]
     runs = expand_grid("paper", list(preset.variants), list(preset.seeds))
     budget.print_budget("paper", preset, runs, 1)
-    text = capsys.readouterr().out
+    text, said = capsys.readouterr()
+    assert "timing steps of 23,988,480 parameters, 1 at once" in said  # it is silent for a while
     assert "23,988,480" in text and "44,240,256" in text and "884,801,536" in text
     assert "65 runs" in text and f"{sum(run.tokens for run in runs):,} tokens" in text
 
@@ -181,6 +182,9 @@ def test_killed_grid_goes_on_to_the_same_table(corpus_args, tmp_path):
     began = time.time()
     third = call(*grid, "--out", out)
     assert third.returncode == 0 and time.time() - began < 30
+    looked = call("--status", "--out", out)  # it knows what it was asked for
+    assert looked.returncode == 0 and "\n4 done of 4\n" in looked.stdout, looked.stdout
+    assert "Δ val" in looked.stdout and f"wrote {out}/loss_curves.png" in looked.stdout
     row = json.loads((out / "rows" / "nrio-s0.json").read_text())
     assert row["parent"]["hash"] == row["lineage"][0]["hash"]
     assert row["tokens"]["total"] == row["tokens"]["parent"] + row["tokens"]["stage"]
@@ -396,6 +400,22 @@ def test_names_with_blanks_around_them(main, nothing_starts):
     only = ("--only", "mrio@epsilons=0.1,0.2")
     code, said, _ = main("--dry-run", "--preset=smoke-chain", *only, "--seeds=0")
     assert code == 0 and "3 runs" in said and "\nmrio@epsilons=0.1,0.2 " in said
+
+
+def test_looking_needs_only_the_folder(main, monkeypatch, tmp_path):
+    """The runs of every command that OUT was given, not the preset's; named ones where asked."""
+    monkeypatch.setattr(
+        run_ablations.cluster, "run_local", lambda *_, prepare, **__: prepare(()) or {}
+    )
+    for only, seed in (("scratch", 0), ("nrio", 1)):
+        main(*SMOKE[:3], "--only", only, "--seeds", seed, "--out", tmp_path)
+    code, said, _ = main("--status", "--out", tmp_path)
+    assert code == 0 and "3 queued of 3" in said and "no GPU found" not in said
+    assert all(f"\n{run_id} " in said for run_id in ("scratch-s0", "parent-s1", "nrio-s1"))
+    assert "1 queued of 1" in main("--status", *SMOKE[1:5], "--seeds=0", "--out", tmp_path)[1]
+    (tmp_path / "grid.json").write_text('{"preset": "smoke", "runs": [{"what": 1}]}')
+    with pytest.raises(UserError, match="grid.json is no list of runs .* delete it"):
+        main("--status", "--out", tmp_path)
 
 
 def test_looking_at_a_grid_on_a_read_only_file_system(tmp_path, corpus_folder):

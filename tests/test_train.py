@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -848,6 +849,11 @@ def test_the_spike_is_also_measured_with_the_gate_open(cfg, tmp_path):
     )
     assert gated["spike_open"] == plain["spike"] == plain["spike_open"] != gated["spike"]
     assert plain["val_loss_start"] - plain["spike"] == parent["metrics"]["val_loss"]
+
+
+def test_the_bar_says_why_it_stands_still(cfg, capsys):
+    train(cfg)
+    assert re.search(r"0/20 .*evaluating", capsys.readouterr().err)
 
 
 # ---- clocks and the environment

@@ -118,7 +118,7 @@ class Log:
         run_hash = checkpoint.hash_json(run.identity)
         self.track, self.end_track = start_tracker(run.cfg.tracker, run.cfg.out, run.name, run_hash)
         self.began, self.first_step, self.told = time.monotonic(), state.step, 0.0
-        tty = sys.stderr.isatty()
+        self.tty = tty = sys.stderr.isatty()
         self.bar = tqdm(
             total=run.cfg.steps,
             initial=state.step,
@@ -141,6 +141,14 @@ class Log:
         self.track(row)
         if "loss" in row:
             self._show(row)
+        else:
+            self.bar.set_postfix_str(f"val loss {values['val_loss']:.3f}", refresh=self.tty)
+
+    def evaluating(self) -> None:
+        """The bar stands still now: it says why. A log file gets that line once."""
+        if not self.mute:
+            first, self.told = self.state.step == self.first_step, 0.0
+            self.bar.set_postfix_str("evaluating", refresh=self.tty or first)
 
     def _show(self, row: dict) -> None:
         now, last = time.monotonic(), row["step"] == self.run.cfg.steps
