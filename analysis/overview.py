@@ -4,8 +4,9 @@
 
 C1 to C8 are decided by analysis/claims.py in every results folder; each has one line here, that of
 the largest scale which decides it, and its other scales below. C9, S5 and S6 are decided by tests,
-S1 to S4 by the exactness matrix, L1 to L6 (what the literature disputes) by contrasts and trends
-over folders. What no row decides is *not run*, with the reason. Seeds >= 100 are never used here.
+S1 to S4 by the exactness matrix, S3 and S4 on models trained here as well, L1 to L6 (what the
+literature disputes) by contrasts and trends over folders. What no row decides is *not run*, with
+the reason. Seeds >= 100 are never used here.
 """
 
 import csv
@@ -32,6 +33,7 @@ if __name__ == "__main__":  # before the imports that take a second
 from scipy import stats
 
 import files
+from analysis import note
 from analysis.aggregate import aligned_lines
 from analysis.claims import (
     ALPHA,
@@ -223,8 +225,58 @@ def corpora_line(all_studies: list[Study]) -> Line:
                 rows=links)  # fmt: skip
 
 
-def note_lines(matrix: Path) -> list[Line]:
-    """S1 to S4 from the exactness matrix (float64, relative to the logits' spread)."""
+S3 = "BERT with GELU is exact with its own scales, so lossless in MLM accuracy."
+S4 = "RoPE is only approximate by pairwise repeat; training recovers it quickly."
+
+
+def note_lines(matrix: Path, trained: Path) -> list[Line]:
+    """S1 to S4 from the exactness matrix (float64, relative to the logits' spread); S3 and S4 also
+    from models trained here, which decide where the matrix agrees."""
+    mlm, rope = (note.rows_of(trained, part) for part in ("mlm", "rope"))
+    lines = matrix_lines(matrix)
+    agrees = {line.name: line.verdict == "reproduced" for line in lines}
+    lines += [mlm_line(mlm)] if mlm and agrees["S3"] else []
+    return lines + ([rope_line(rope)] if rope and agrees["S4"] else [])
+
+
+def mlm_line(rows: list[dict]) -> Line:
+    """S3: reproduced where no seed's accuracy moves, by our scales or by the note's."""
+    forms = ("lossless", "note's scales")
+    moved = [v for form in forms
+             for v in note.mlm(rows, form, "accuracy", "parent").by_seed.values()]  # fmt: skip
+    loss = note.mlm(rows, "lossless", "loss", "parent")
+    literal = [note.mlm(rows, note.LITERAL, what, "parent") for what in ("accuracy", "loss")]
+    effect = (
+        f"accuracy {max(moved, key=abs):+.4f}, loss {loss.mean:+.4f}; literal extra √2: accuracy "
+        f"{literal[0].mean:+.4f}, loss {literal[1].mean:+.4f}"
+    )
+    verdict = "not reproduced" if any(moved) else "reproduced"
+    return trained_line("S3", S3, verdict, "BERT trained here", rows, effect, literal[1])
+
+
+def rope_line(rows: list[dict]) -> Line:
+    """S4: reproduced where growth costs loss and every seed is soon back at its parent's."""
+    start = note.gap(rows, "recomputed", 0)
+    steps = [note.steps_back(row, "recomputed") for row in rows]
+    quick = note.QUICK * rows[0]["config"]["parent_steps"]
+    effect = (
+        f"start {start.mean:+.4f}; parent's loss again after {min(steps):g} to {max(steps):g} steps"
+    )
+    if start.n < MIN_SEEDS:
+        verdict = f"approximate: reproduced; recovery: inconclusive (n<{MIN_SEEDS})"
+    else:
+        verdict = "reproduced" if start.low > 0 and max(steps) <= quick else "not reproduced"
+    return trained_line("S4", S4, verdict, "RoPE GPT trained here", rows, effect, start)
+
+
+def trained_line(name, text, verdict, model: str, rows, effect: str, found: Estimate) -> Line:
+    """A line on rows of checks/note.py; it stands above the matrix' own."""
+    link = "[note](results/note/note.md), [exactness](results/exactness.md)"
+    return Line(name, text, verdict, f"{model}, d 64→128", str(len(rows)), effect, interval(found),
+                rows=link, command=rows[0]["command"], rank=(True,))  # fmt: skip
+
+
+def matrix_lines(matrix: Path) -> list[Line]:
     if not matrix.exists():
         return [Line(f"S{i}", "", "not run (no results/exactness.csv)") for i in range(1, 5)]
     with open(matrix, newline="") as file:
@@ -239,8 +291,8 @@ def note_lines(matrix: Path) -> list[Line]:
     return [
         exact_line("S1", "GPT and T5 are exact with any activation, GLU included.", plain),
         exact_line("S2", "BERT with ReLU is exact.", [c for c in bert if c not in curved]),
-        exact_line("S3", "BERT with GELU is exact with its own scales.", curved),
-        exact_line("S4", "RoPE is only approximate by pairwise repeat.", rope, exact=False),
+        exact_line("S3", S3, curved),
+        exact_line("S4", S4, rope, exact=False),
     ]
 
 
@@ -359,7 +411,7 @@ def lines_of(results: Path) -> list[Line]:
     """Every line, in the order of the claims."""
     found = studies(results)
     lines = [*paper_lines(found), corpora_line(found), *BY_TEST, *note_lines(
-        results / "exactness.csv"), *disputed_lines(found)]  # fmt: skip
+        results / "exactness.csv", results / "note"), *disputed_lines(found)]  # fmt: skip
     return sorted(lines, key=lambda line: ("CSL".index(line.name[0]), int(line.name[1:])))
 
 

@@ -2,16 +2,19 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from analysis import note as results
+from analysis.overview import mlm_line, rope_line
 from checks import note
 from data.shards import Corpus
 from models.gpt import GPTConfig, rope_tables
 from models.hf_folder import open_folder
 
+ROOT = Path(__file__).parents[1]
 SHORT = dict(mlm_steps=2, mlm_batch=4, parent_steps=2, child_steps=2, batch=2, context=8)
 
 
@@ -96,3 +99,33 @@ def test_steps_back_are_counted_and_may_be_never():
     assert results.steps_back(row, "a") == 4
     row["found"]["parent_loss"] = 4.0
     assert math.isinf(results.steps_back(row, "a"))
+
+
+def mlm_row(seed: int, moved: float) -> dict:
+    forms = dict.fromkeys(("parent", "lossless", "note's scales", results.LITERAL), 0.2)
+    scores = {form: {"accuracy": a, "loss": 5.0} for form, a in forms.items()}
+    scores["note's scales"]["accuracy"] += moved
+    return {"seed": seed, "command": "", "found": scores}
+
+
+def rope_row(seed: int, after: float, start: float = 5.3) -> dict:
+    curve = {"0": start + seed / 100, "8": after, "32": after}
+    found = {"parent_loss": 5.0, "curves": {"recomputed": curve}}
+    return {"seed": seed, "command": "", "config": {"parent_steps": 100}, "found": found}
+
+
+def test_verdicts_by_hand():
+    assert mlm_line([mlm_row(s, 0.0) for s in range(3)]).verdict == "reproduced"
+    assert mlm_line([mlm_row(s, -0.01 * (s == 2)) for s in range(3)]).verdict == "not reproduced"
+    assert rope_line([rope_row(s, 4.9) for s in range(5)]).verdict == "reproduced"
+    assert rope_line([rope_row(s, 5.1) for s in range(5)]).verdict == "not reproduced"
+    assert rope_line([rope_row(s, 4.9, 4.9) for s in range(5)]).verdict == "not reproduced"
+    assert "inconclusive (n<5)" in rope_line([rope_row(s, 4.9) for s in range(4)]).verdict
+
+
+def test_committed_table_is_that_of_the_committed_rows():
+    folder = ROOT / "results/note"
+    assert (folder / "note.md").read_text() == results.table(folder)
+    for part in note.PARTS:
+        for row in results.rows_of(folder, part):
+            assert not row["dirty"] and "/" not in row["command"].removesuffix("results/note")
