@@ -60,6 +60,13 @@ def steps_back(row: dict, start: str) -> float:
     return min((int(s) for s, loss in curve.items() if loss <= bar + 1e-6), default=math.inf)
 
 
+def back_text(rows: list[dict], start: str) -> str:
+    """Steps back at the parent's loss, by seed."""
+    last = max(map(int, rows[0]["found"]["curves"][start]))
+    steps = [steps_back(row, start) for row in rows]
+    return ", ".join(f"{n:g}" if math.isfinite(n) else f"not in {last}" for n in steps)
+
+
 def table(folder: Path) -> str:
     """Markdown of both parts."""
     return "\n".join([*mlm_lines(rows_of(folder, "mlm")), "", *rope_lines(rows_of(folder, "rope"))])
@@ -104,7 +111,7 @@ def rope_lines(rows: list[dict]) -> list[str]:
     judged = sorted({*judged, max(map(int, starts["parent"]))})
     cells = [
         {"start": start, **{f"step {s}": cell(gap(rows, start, s), "{:+.4f}") for s in judged},
-         "back after (steps, by seed)": ", ".join(f"{steps_back(row, start):g}" for row in rows)}
+         "back after (steps, by seed)": back_text(rows, start)}
         for start in starts
     ]  # fmt: skip
     rest = [

@@ -120,6 +120,10 @@ def test_verdicts_by_hand():
     assert rope_line([rope_row(s, 4.9) for s in range(5)]).verdict == "reproduced"
     assert rope_line([rope_row(s, 5.1) for s in range(5)]).verdict == "not reproduced"
     assert rope_line([rope_row(s, 4.9, 4.9) for s in range(5)]).verdict == "not reproduced"
+    short = [rope_row(s, 5.1) for s in range(5)]
+    for one in short:
+        del one["found"]["curves"]["recomputed"]["32"]
+    assert "too few" in rope_line(short).verdict
     assert "inconclusive (n<5)" in rope_line([rope_row(s, 4.9) for s in range(4)]).verdict
 
 
