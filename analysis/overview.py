@@ -5,8 +5,8 @@
 C1 to C8 are decided by analysis/claims.py in every results folder; each has one line here, that of
 the largest scale which decides it, and its other scales below. C9, S5 and S6 are decided by tests,
 S1 to S4 by the exactness matrix, S3 and S4 on models trained here as well, L1 to L6 (what the
-literature disputes) by contrasts and trends over folders. What no row decides is *not run*, with
-the reason. Seeds >= 100 are never used here.
+literature disputes) and R1 (ours) by contrasts and trends over folders. What no row decides is
+*not run*, with the reason. Seeds >= 100 are never used here.
 """
 
 import csv
@@ -179,7 +179,8 @@ def decision_line(claim: Claim, study: Study, parts: list[Decision]) -> Line:
         claim.name, claim.text, word, study.size, str(last.found.n),
         f"{last.part}: {last.found.mean:+.4f}" if last.found.n else "", interval(last.found),
         p_text(last.holm), f"[{study.folder}](results/{study.folder}/claims.md)",
-        command_of(study), (known, n >= claim.least, word != "not run in full", weight(study)),
+        command_of(study), (known, n >= claim.least, word != "not run in full", weight(study), n,
+         len(study.rows)),
     )  # fmt: skip
 
 
@@ -333,6 +334,16 @@ PRETRAINED = Claim(
 )  # fmt: skip
 
 
+OURS = Claim(
+    "R1",
+    "Ours: an exact start with larger new gains and the paper's block policies beats the full "
+    "recipe, doing nothing, and the same FLOPs from scratch.",
+    tuple(
+        _below("pad-gain-policies", v) for v in ("full", "nrio-policies", "nrio", "scratch-flops")
+    ),
+)
+
+
 def disputed_lines(all_studies: list[Study]) -> list[Line]:
     pretrained = [s for s in all_studies if s.preset.startswith("pretrained")]
     trained = [s for s in all_studies if s not in pretrained]
@@ -342,6 +353,7 @@ def disputed_lines(all_studies: list[Study]) -> list[Line]:
         factor_line(trained),
         length_line(trained),
         *paper_lines(doubled, DISPUTED[1:]),
+        *paper_lines(trained, (OURS,)),
     ]
     lines = [replace(line, rows=line.rows.replace("/claims.md", "/table.md")) for line in lines]
     return lines + paper_lines(pretrained, (PRETRAINED,))  # whose claims.md has the verdict
@@ -416,7 +428,7 @@ def lines_of(results: Path) -> list[Line]:
     found = studies(results)
     lines = [*paper_lines(found), corpora_line(found), *BY_TEST, *note_lines(
         results / "exactness.csv", results / "note"), *disputed_lines(found)]  # fmt: skip
-    return sorted(lines, key=lambda line: ("CSL".index(line.name[0]), int(line.name[1:])))
+    return sorted(lines, key=lambda line: ("CSLR".index(line.name[0]), int(line.name[1:])))
 
 
 def heads(lines: list[Line]) -> list[Line]:

@@ -41,7 +41,7 @@ import numpy as np
 import files
 from analysis.aggregate import variant_key
 from analysis.claims import CLAIMS, MIN_SEEDS, decisions, p_text
-from analysis.overview import DISPUTED, Study, studies, trend
+from analysis.overview import DISPUTED, OURS, Study, studies, trend
 from analysis.paired import Estimate
 from figures import style
 from growth.rotation import theta
@@ -117,7 +117,7 @@ def forest(found: list[Study]) -> plt.Figure | None:
     """Every deciding contrast of every claim at every scale with five seeds."""
     lines = []
     for study in found:
-        made = decisions(study.rows, study.first, (*CLAIMS, *DISPUTED))
+        made = decisions(study.rows, study.first, (*CLAIMS, *DISPUTED, OURS))
         lines += [
             (d, study)
             for d in made
@@ -125,7 +125,7 @@ def forest(found: list[Study]) -> plt.Figure | None:
         ]
     if not lines:
         return None
-    lines.sort(key=lambda pair: ("CL".index(pair[0].claim.name[0]), int(pair[0].claim.name[1:])))
+    lines.sort(key=lambda pair: ("CLR".index(pair[0].claim.name[0]), int(pair[0].claim.name[1:])))
     height = 1.6 + 0.36 * len(lines)
     figure, axes = plt.subplots(figsize=(11, height), layout="constrained")
     colors = {"reproduced": "#009E73", "not reproduced": "#D55E00"}
