@@ -189,11 +189,14 @@ def verdict(found: Estimate, kind: str, margin: float = 0.0, least: int = MIN_SE
 
 
 def p_value(found: Estimate, kind: str, margin: float = 0.0) -> float:
-    """The p-value of what a contrast of this kind claims; two-sided for below and above."""
+    """The p-value of what a contrast of this kind claims, or, where the data speak against it, of
+    its contrary; two-sided for below and above."""
     if kind in ("below", "above"):
         return found.p
     above, below = p_above(found, -margin), p_below(found, margin)
-    return above if kind == "not below" else max(above, below)
+    if kind == "same":
+        return min(max(above, below), p_above(found, margin), p_below(found, -margin))
+    return min(above, p_below(found, -margin))
 
 
 def margin_of(rows: list[dict]) -> float:
@@ -272,7 +275,8 @@ _RULE = (
     "decided by one-sided tests at 5 % (two of them for *within*) against a margin of "
     f"{MARGIN_SHARE:g} x the measured |full - nrio| of the stage. Intervals are per comparison; "
     "Holm p corrects the p-value of each deciding comparison for their number in the stage, and a "
-    "verdict that does not survive it says so. What a learned operator does apart from the steps "
+    "verdict that does not survive it says so; of *does not beat* and *within* it is that of the "
+    "contrary where the data speak for that. What a learned operator does apart from the steps "
     "it pays for is its difference to nrio-paid. A verdict holds at the stated scale only."
 )
 
