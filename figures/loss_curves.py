@@ -8,6 +8,7 @@ other. Thick: mean over the seeds that finished; faint: each seed; a cross ends 
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_low
 
 import tyro
 
@@ -170,12 +171,14 @@ def _mark_broken(axes: Axes, all_curves: list[Curve], looks: dict[str, dict]) ->
 
 
 def _scale_zoom(axes: Axes, all_curves: list[Curve]) -> None:
-    """Last part of the stage; the loss range of the grown means within it, without those so far
-    behind that the others would be one line."""
+    """Last part of the stage; the loss range of the grown means within it, without those with a
+    longer stage of their own and those so far behind that the others would be one line."""
     grown = [curve for curve in all_curves if curve.grown and len(curve.tokens)]
     shown = grown or [curve for curve in all_curves if len(curve.tokens)]
     if not shown:
         return
+    end = median_low(curve.tokens[-1] for curve in shown)
+    shown = [curve for curve in shown if curve.tokens[-1] <= 1.01 * end]
     best = min(curve.final for curve in shown)
     limit = style.far([curve.final - best for curve in shown])
     shown = [curve for curve in shown if curve.final - best <= limit]

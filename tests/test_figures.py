@@ -47,6 +47,15 @@ def test_one_picture_per_stage(tmp_path, module):
     assert len(names) == 2 and all("_stage" in name for name in names)
 
 
+def test_a_longer_stage_of_its_own_does_not_take_the_panel_of_the_others():
+    rows = grid(("nrio", "srio"), [0, 1]) + grid(("parent-continued-flops",), [0, 1])
+    usual = max(rows[0]["curve"]["val_tokens"]) / 1e6
+    for one in rows[-2:]:
+        one["curve"]["val_tokens"] = [2 * t for t in one["curve"]["val_tokens"]]
+    zoom = loss_curves._picture(rows).axes[1]
+    assert zoom.get_xlim()[1] == pytest.approx(usual)
+
+
 @pytest.mark.parametrize("module", [loss_curves, loss_table])
 def test_incomparable_rows_are_refused(tmp_path, module):
     rows = grid()
