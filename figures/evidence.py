@@ -40,8 +40,8 @@ import numpy as np
 
 import files
 from analysis.aggregate import variant_key
-from analysis.claims import CLAIMS, MIN_SEEDS, decisions, p_text
-from analysis.overview import DISPUTED, OURS, Study, studies, trend
+from analysis.claims import MIN_SEEDS, decisions, p_text
+from analysis.overview import Study, asked_of, studies, trend
 from analysis.paired import Estimate
 from figures import style
 from growth.rotation import theta
@@ -114,10 +114,13 @@ def draw_trend(axes, points: list, color: str, lowest: float) -> None:
 
 
 def forest(found: list[Study]) -> plt.Figure | None:
-    """Every deciding contrast of every claim at every scale with five seeds."""
+    """Every deciding contrast of every claim at every scale with five seeds; not a pretrained
+    parent's, whose differences are a thousand times larger."""
     lines = []
     for study in found:
-        made = decisions(study.rows, study.first, (*CLAIMS, *DISPUTED, OURS))
+        if study.preset.startswith("pretrained"):
+            continue
+        made = [d for asked in asked_of(study) for d in decisions(study.rows, study.first, asked)]
         lines += [
             (d, study)
             for d in made
@@ -426,7 +429,7 @@ def rotation() -> plt.Figure:
 def main() -> None:
     cfg = read_command_line(EvidenceConfig, __doc__)
     style.setup()
-    found = studies(cfg.results)
+    found = sorted(studies(cfg.results), key=lambda study: -len(study.rows))
     makers = {
         "scale": lambda: scale(found), "forest": lambda: forest(found),
         "epsilon": lambda: epsilon(found), "gains": lambda: gains(found),
