@@ -76,7 +76,7 @@ def test_bpe_has_exactly_n_entries_and_learns():
 
 
 @given(st.text())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_text_survives_the_round_trip(text):
     for tokenizer in (byte(), TRAINED):
         ids = tokenizer.encode_batch([text])[0]

@@ -14,7 +14,7 @@ from growth.expand import combination, expand
 from growth.plan import GrowConfig, Plan
 from tests.grown import plan, tiny
 
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=20)
 widths = st.tuples(st.integers(1, 6), st.integers(1, 14))  # head_dim 1: g = 1 and g > d_old
 
 

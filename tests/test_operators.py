@@ -18,7 +18,7 @@ from growth.plan import GrowConfig
 from growth.rotation import dense, givens, theta
 from tests.grown import gap, plan, random_weights, row_sums, tiny
 
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=20)
 FAMILIES = {
     "gpt2": {},
     "relu": {"activation": "relu"},

@@ -11,7 +11,7 @@ from errors import UserError
 from growth.rotation import dense, givens, rotate, theta
 from tests.grown import row_sums
 
-few = settings(max_examples=30, deadline=None)
+few = settings(max_examples=30)
 old_sizes, new_sizes = st.integers(1, 40), st.integers(1, 60)  # g = 1 and g > d_old included
 fractions = st.floats(-1, 1)
 
