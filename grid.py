@@ -131,6 +131,10 @@ VARIANTS = {
     "srio-asymmetric": grown(
         "SRIO, old block keeps its Adam state, new one re-warms", "ours", optimizer="asymmetric"
     ),
+    "policies-asymmetric": grown("policies, Adam's state so", "ours", "nrio",
+                                 optimizer="asymmetric", **RECIPE),
+    "full-asymmetric": grown("the full recipe, Adam's state so", "ours", gate=True,
+                             optimizer="asymmetric", **RECIPE),
 } | {
     f"srio-eps{epsilon:g}": grown(f"SRIO at epsilon {epsilon:g}", "paper", epsilon=epsilon)
     for epsilon in (-0.5, 0.0, 0.25, 0.75, 1.0, 1.25)
@@ -141,6 +145,10 @@ MAIN += ("mrio", "lrio", "ligo", "full-nogate", "full")
 CHAIN = ("scratch", "scratch-flops", "nrio", "srio", "mrio", "lrio", "full")  # repeated growth
 SIZES = ("scratch-flops", "nrio", "nrio-policies", "srio", "full", "pad-gain")  # against scale
 RATIOS = (*SIZES, "szp", "lossless-pad", "net2net", "sparkling")  # against the growth factor
+# judged on seeds of their own: the best by the tuning seeds (results/tuning.md), each beside what
+# it is built on
+HELDOUT = ("scratch-flops", "nrio", "nrio-policies", "policies-asymmetric", "full")
+HELDOUT += ("full-asymmetric", "pad-gain-policies")
 # a pretrained parent: what a user would try, the parent itself beside it; its Adam state is not
 # published, so nobody has it
 PRETRAINED = ("parent-continued", "parent-continued-flops", "lossless-pad", "zero-pad", "nrio")
@@ -258,6 +266,11 @@ PRESETS = {
         "the paper's table in miniature, minutes on 2 CPU cores",
         "speeches", "bpe:2048", TINY, (64, 96), (0, 1), 16, LR_SMALL,
         tokens=(1_000_000, 400_000), last_tokens=40_960, evals=16,
+    ),
+    "tiny-heldout": Preset(
+        "tiny on seeds that chose nothing: what the tuning seeds found best, judged",
+        "speeches", "bpe:2048", TINY, (64, 96), tuple(range(5, 13)), 16, LR_SMALL,
+        tokens=(1_000_000, 400_000), last_tokens=40_960, evals=16, variants=HELDOUT,
     ),
     "mini": Preset(
         "20 tokens per parameter and 5 paired seeds, for claims on a CPU",
