@@ -1,11 +1,11 @@
 """Do copied neurons part? The smallest distance between two of them, step after step of training.
 
-    python -m checks.symmetry runs/tiny-x2 --data corpora/speeches-bpe2048
+    python -m checks.symmetry runs/tiny-main --data corpora/speeches-bpe2048
 
-grows the parents of a grid of preset tiny-x2 again and trains the children as that grid does, with
-the settings and batches of its runs. The distance is the report card's (growth/report.py): 0 means
-that two FFN neurons of one layer compute the same and get the same gradient, so that they stay
-copies. results/symmetry.json and .md; `python -m figures.evidence symmetry` draws it.
+grows the parents of a grid (of preset tiny or tiny-x*) by 2 and trains the children with the
+settings and batches of preset tiny-x2. The distance is the report card's (growth/report.py): 0
+means that two FFN neurons of one layer compute the same and get the same gradient, so that they
+stay copies. results/symmetry.json and .md; `python -m figures.evidence symmetry` draws it.
 """
 
 import tempfile
@@ -26,7 +26,7 @@ class Args:
     preset: str = "tiny-x2"
     variants: str = "lossless,lossless-noise,lossless-noise@noise_db=40,net2net,lossless-pad,nrio"
     seeds: str = "0-2"
-    steps: Annotated[int, Range(1, 10**6)] = 256
+    steps: Annotated[int, Range(1, 10**6)] = 128
     threads: Annotated[int, Range(1, 1024)] = 1
     out: Path = Path("results")
 
@@ -91,7 +91,7 @@ def follow(run: Run, args: Args) -> dict[str, float]:
 
 def markdown(report: dict) -> str:
     steps = list(next(iter(next(iter(report["distance"].values())).values())))
-    shown = [step for step in steps if step == "0" or int(step) in (1, 16, 256, int(steps[-1]))]
+    shown = [step for step in steps if step == "0" or int(step) in (1, 16, int(steps[-1]))]
     lines = ["# Do copies part?", "", f"`{report['command']}`: the smallest distance between two "
              "FFN neurons of a layer, unit vectors of their weights (0: copies), mean over seeds "
              "and 95 % CI.", "", f"| variant | n | {' | '.join(f'step {s}' for s in shown)} |",
