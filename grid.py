@@ -269,7 +269,7 @@ PRESETS = {
     ),
     "tiny-heldout": Preset(
         "tiny on seeds that chose nothing: what the tuning seeds found best, judged",
-        "speeches", "bpe:2048", TINY, (64, 96), tuple(range(5, 13)), 16, LR_SMALL,
+        "speeches", "bpe:2048", TINY, (64, 96), tuple(range(5, 11)), 16, LR_SMALL,
         tokens=(1_000_000, 400_000), last_tokens=40_960, evals=16, variants=HELDOUT,
     ),
     "mini": Preset(

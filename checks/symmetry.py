@@ -26,7 +26,7 @@ class Args:
     preset: str = "tiny-x2"
     variants: str = "lossless,lossless-noise,lossless-noise@noise_db=40,net2net,lossless-pad,nrio"
     seeds: str = "0-2"
-    steps: Annotated[int, Range(1, 10**6)] = 128
+    steps: Annotated[int, Range(1, 10**6)] = 256
     threads: Annotated[int, Range(1, 1024)] = 1
     out: Path = Path("results")
 
