@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+# what a shell's `&` or nohup leaves ignored, tests that stop their children by it would wait for
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # a busy machine is slow, and no test is about that
 hypothesis.settings.register_profile(
     "any", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
