@@ -23,6 +23,7 @@ import select
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -113,6 +114,7 @@ def main() -> None:
     if out.exists() and any(out.iterdir()):
         raise UserError(f"--out is {out}, which is not empty; remove it or choose another folder")
     tqdm.monitor_interval = 0  # no thread in this process: it forks
+    tqdm.set_lock(threading.RLock())  # its own is shared: a child killed with it would keep it
     preload()
     write_texts(out / "texts", args.seed)
     reference = run_reference(out / "reference")

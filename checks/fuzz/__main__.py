@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 import tempfile
+import threading
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,6 +95,7 @@ def sweep(cfg: FuzzConfig, place: Path) -> tuple[list[Verdict], list[Verdict]]:
     cases = [c for c in draw(cfg.cases, cfg.seed, world) if cfg.only in c.group + c.name]
     if not cases:
         raise UserError(f"--only is {cfg.only!r}, which no case is named; leave it out")
+    tqdm.set_lock(threading.RLock())  # its own is shared: a child killed with it would keep it
     verdicts = [judge(case, place) for case in tqdm(cases, unit="case", delay=1)]
     step = max(1, len(cases) // max(1, cfg.real))
     sample = [c for c in cases[step // 2 :: step] if c.is_command][: cfg.real]
