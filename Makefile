@@ -26,6 +26,7 @@ figures: setup
 	$(RUN) -m figures.exactness
 	$(RUN) -m analysis.tuning
 	$(RUN) -m analysis.note
+	$(RUN) -m analysis.precision
 	$(RUN) -m analysis.overview
 	$(RUN) -m figures.evidence
 	$(RUN) -m figures.report

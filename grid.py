@@ -135,6 +135,8 @@ VARIANTS = {
                                  optimizer="asymmetric", **RECIPE),
     "full-asymmetric": grown("the full recipe, Adam's state so", "ours", gate=True,
                              optimizer="asymmetric", **RECIPE),
+    "pad-gain-asymmetric": grown("pad-gain-policies, Adam's state so", "ours", "pad",
+                                 gamma_new=4.0, optimizer="asymmetric", **RECIPE),
 } | {
     f"srio-eps{epsilon:g}": grown(f"SRIO at epsilon {epsilon:g}", "paper", epsilon=epsilon)
     for epsilon in (-0.5, 0.0, 0.25, 0.75, 1.0, 1.25)
@@ -143,12 +145,14 @@ VARIANTS = {
 MAIN = ("scratch", "scratch-flops", "nrio", "nrio-paid", "nrio-policies", "zero-pad", "srio")
 MAIN += ("mrio", "lrio", "ligo", "full-nogate", "full")
 CHAIN = ("scratch", "scratch-flops", "nrio", "srio", "mrio", "lrio", "full")  # repeated growth
-SIZES = ("scratch-flops", "nrio", "nrio-policies", "srio", "full", "pad-gain")  # against scale
+# against scale; what won at tiny, too
+SIZES = ("scratch-flops", "nrio", "nrio-policies", "srio", "full", "pad-gain")
+SIZES += ("policies-asymmetric", "full-asymmetric", "pad-gain-asymmetric")
 RATIOS = (*SIZES, "szp", "lossless-pad", "net2net", "sparkling")  # against the growth factor
 # judged on seeds of their own: the best by the tuning seeds (results/tuning.md), each beside what
 # it is built on
 HELDOUT = ("scratch-flops", "nrio", "nrio-policies", "policies-asymmetric", "full")
-HELDOUT += ("full-asymmetric", "pad-gain-policies")
+HELDOUT += ("full-asymmetric", "pad-gain-policies", "pad-gain-asymmetric")
 # a pretrained parent: what a user would try, the parent itself beside it; its Adam state is not
 # published, so nobody has it
 PRETRAINED = ("parent-continued", "parent-continued-flops", "lossless-pad", "zero-pad", "nrio")
@@ -271,6 +275,12 @@ PRESETS = {
         "tiny on seeds that chose nothing: what the tuning seeds found best, judged",
         "speeches", "bpe:2048", TINY, (64, 96), tuple(range(5, 11)), 16, LR_SMALL,
         tokens=(1_000_000, 400_000), last_tokens=40_960, evals=16, variants=HELDOUT,
+    ),
+    "tiny-bf16": Preset(
+        "tiny trained in bfloat16 throughout: does the dtype move a loss or a verdict?",
+        "speeches", "bpe:2048", TINY, (64, 96), tuple(range(5)), 16, LR_SMALL,
+        tokens=(1_000_000, 400_000), last_tokens=40_960, evals=16,
+        variants=("scratch-flops", "nrio", "nrio-policies", "full"), train={"dtype": "bfloat16"},
     ),
     "mini": Preset(
         "20 tokens per parameter and 5 paired seeds, for claims on a CPU",

@@ -411,9 +411,11 @@ def series_line(name: str, text: str, verdict: str, found: dict) -> Line:
 
 
 def length_line(all_studies: list[Study]) -> Line:
-    """L3: nrio - scratch-flops against log2 tokens per parameter, mini at several of them."""
+    """L3: nrio - scratch-flops against log2 tokens per parameter, mini at several of them;
+    ladder-48 is mini at 5."""
     text = "The gain over scratch fades as tokens per parameter grow."
-    chosen = [s for s in family(all_studies, "mini") if "stable" not in s.preset]
+    chosen = family(all_studies, "mini", "ladder-48")
+    chosen = [s for s in chosen if "stable" not in s.preset]
     found = {s.per_parameter: (s, s.effect({"nrio": 1, "scratch-flops": -1})) for s in chosen}
     if len(found) < 3:
         return Line("L3", text, "not run (mini at three numbers of tokens per parameter or more)")

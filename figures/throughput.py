@@ -18,10 +18,14 @@ NAMES = {"nanogpt": "nanoGPT", "hf": "transformers"}
 def draw(rows: list[dict], out: Path) -> list[Path]:
     """Write throughput.png and .svg into `out`."""
     style.setup()
+    columns = min(2, len(rows))
+    lines = -(-len(rows) // columns)
     figure, axes = plt.subplots(
-        1, len(rows), figsize=(5.5 * len(rows), 3.6), squeeze=False, layout="constrained"
+        lines, columns, figsize=(5.8 * columns, 3.4 * lines), squeeze=False, layout="constrained"
     )
-    for ax, row in zip(axes[0], rows, strict=True):
+    for ax in axes.flat[len(rows) :]:
+        ax.set_axis_off()
+    for ax, row in zip(axes.flat, rows, strict=False):
         speeds = row["tokens_per_s"]
         peers = [name.split()[0] for name in speeds]
         labels = [" ".join([NAMES.get(p, p), *n.split()[1:]])
@@ -30,7 +34,7 @@ def draw(rows: list[dict], out: Path) -> list[Path]:
         ax.bar_label(bars, fmt="{:,.0f}", padding=3)
         ax.invert_yaxis()
         ax.grid(axis="y", visible=False)
-        ax.margins(x=0.18)
+        ax.margins(x=0.22)
         threads = f"{row['threads']} thread" + "s" * (row["threads"] > 1)
         ax.set_title(f"{row['shape']}, our dtype {row['dtype']}, {threads}")
         ax.set_xlabel("training tokens/s")

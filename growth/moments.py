@@ -9,7 +9,8 @@ map cannot see is
 A rotation has T^T T = I: gradients turn like weights, G' = R_out G R_in^T. A copy with factor c to
 n places has T^T T = n c^2: G' = G / (n c) at each (the wide gradient of w/k at k x k places is G/k;
 of Net2Net's W/count_in it is G/count_out). It is the true gradient exactly when copies stay
-symmetric and fills are silent; tests/test_optim.py compares it with autograd.
+symmetric and fills are silent; tests/test_optim.py compares it with autograd. Padding copies
+nothing and scales the old block by c, so that T^T T = c^2 there: G' = G / c.
 
 Second moments go through the squares of the same factors (an off-diagonal product counts as
 uncorrelated). Blocks that a policy filled, convex and tiled ones too, are treated as new: first
@@ -72,6 +73,17 @@ def copied(operator: Operator, plan: Plan, spec: Spec, m: torch.Tensor, kind: st
     factors, transpose = torch.func.vjp(T, torch.ones_like(m))
     (diagonal,) = transpose(factors)
     return T(m / diagonal) if kind == FIRST else factors * T(m / diagonal.square())
+
+
+def scaled(operator: Operator, plan: Plan, spec: Spec, m: torch.Tensor, kind: str) -> torch.Tensor:
+    """`filled`, the old block divided by what the operator multiplies it with, c: W' = c W, so
+    G' = G / c there. Under RMSNorm that is the old block's true gradient at an exact start. Under
+    LayerNorm a writer's differs along all-ones of the stream: the parent's norm sees nothing of
+    that direction, the child's counts it against d_new coordinates and new columns read it."""
+    grown = operator.grow_tensor(plan.with_weights(ChainMap({spec.name: torch.ones_like(m)},
+                                                            plan.weights)), spec)  # fmt: skip
+    factor = grown[tuple(map(slice, m.shape))]
+    return filled(operator, plan, spec, m / (factor if kind == FIRST else factor.square()), kind)
 
 
 def always(moments: Moments) -> Callable[[GrowConfig], Moments]:

@@ -5,9 +5,9 @@
     asymmetric  as transfer in the old block; the new coordinates start with no state and their own
                 learning-rate warm-up (growth/rewarm.py)
 
-An operator's record says whether such a map is defined: for rotations and for copies. Elsewhere
-T^T T has no inverse or T is not known to preserve anything, and the state must be reset: learned
-operators, aki, padding. asymmetric needs an old block, which lossless, interleaving, has not.
+An operator's record says whether such a map is defined: for rotations, copies and padding.
+Elsewhere T^T T has no inverse or T is not known to preserve anything, and the state must be reset:
+learned operators, aki. asymmetric needs an old block, which lossless, interleaving, has not.
 """
 
 from typing import Literal, get_args
@@ -56,7 +56,7 @@ def check_policy(policy: str, cfg: GrowConfig) -> None:
         defined = [name for name, each in OPERATORS.items() if each.moments(GrowConfig(name))]
         raise UserError(
             f"optimizer policy {policy!r} is not defined for operator {cfg.operator!r} with norm "
-            f"{cfg.norm!r}; use reset, or one of {', '.join(defined)} unfolded"
+            f"{cfg.norm!r}, heads {cfg.heads!r}; use reset, or one of {', '.join(defined)} unfolded"
         )
     if policy == "asymmetric" and not operator.old_first:
         raise UserError(

@@ -130,6 +130,23 @@ def test_random_readers_send_gradients_that_no_old_moment_knows():
 # ---- second moments
 
 
+@pytest.mark.parametrize("policy", ["random", "convex", "tiled"])
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_padding_carries_the_old_blocks_true_gradient(norm, policy):
+    """Whatever the free blocks hold. Under LayerNorm up to all-ones of the stream in what writes
+    it, a direction of which the parent's norm sees nothing."""
+    fills = {"attn": policy, "ffn": policy, "cross": "random", "gamma_new": 4.0}
+    before, grown, after = wide_gradients(tiny(8, norm=norm), 12, operator="pad", **fills)
+    carried = carry(grown.plan, as_moments(before), "transfer")
+    for name, spec in grown.plan.specs.items():
+        block = tuple(map(slice, before[name].shape))
+        gap = carried[f"{name}/{FIRST}"][block] - after[name][block]
+        assert (norm == "layernorm" and spec.writes_residual) == bool(gap.abs().max() > 1e-9), name
+        if spec.writes_residual:
+            gap = gap - gap.mean(spec.out_dim, keepdim=True)
+        torch.testing.assert_close(gap, torch.zeros_like(gap), atol=1e-12, rtol=0, msg=name)
+
+
 def test_squares_of_the_rotation():
     old = tiny(8)
     weights = random_weights(old)
@@ -196,7 +213,7 @@ def test_reset_keeps_nothing_and_asymmetric_only_the_old_block():
 @pytest.mark.parametrize(
     "settings, policy, message",
     [({"operator": "aki"}, "transfer", "not defined for operator 'aki'"),
-     ({"operator": "pad"}, "asymmetric", "not defined for operator 'pad'"),
+     ({"operator": "pad", "heads": "wider"}, "asymmetric", "not defined for .*heads 'wider'"),
      ({"operator": "srio", "norm": "fold"}, "transfer", "norm 'fold'"),
      ({"operator": "lossless"}, "asymmetric", "interleaves"),
      ({"operator": "srio"}, "halve", "choose one of reset, transfer, asymmetric")],

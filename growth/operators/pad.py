@@ -28,6 +28,7 @@ import torch
 from errors import UserError
 from growth.expand import expand
 from growth.gauge import gauge, normed_share, score_scale, width_root
+from growth.moments import scaled
 from growth.operator import ConfigChange, Operator
 from growth.plan import Plan
 from models.axes import Spec
@@ -229,6 +230,8 @@ PAD = Operator(
     remarks=remarks,
     config_change=config_change,
     check=check,
+    # wider heads interleave old coordinates and new ones
+    moments=lambda cfg: scaled if cfg.heads == "more" else None,
     preserves=True,
     each_space=True,
     wider_heads=True,

@@ -1,0 +1,48 @@
+"""Rows of two dtypes side by side: paired by seed, from rows alone."""
+
+import pytest
+
+from analysis import precision
+from analysis.precision import PrecisionConfig, grown_rows, moved, page, shifted
+from tests.synthetic_rows import grid, write
+
+VARIANTS = ("scratch-flops", "nrio", "nrio-policies", "full")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """float32 rows, and bfloat16's: every loss 0.01 higher, full's 0.03 and by its seed."""
+    base, other = grid(VARIANTS), grid(VARIANTS)
+    for row in other:
+        more = 0.03 + 0.001 * row["seed"] if row["variant"] == "full" else 0.01
+        for name in ("train_loss", "val_loss"):
+            row["metrics"][name] += more
+        row["hardware"]["dtype"], row["tokens_per_s"] = "bfloat16", 50_000.0
+    write(base, tmp_path / "tiny-main")
+    write(other, tmp_path / "tiny-bf16")
+    return tmp_path
+
+
+def test_losses_and_differences_are_paired_by_seed(folders):
+    base, other = (grown_rows(folders / name) for name in ("tiny-main", "tiny-bf16"))
+    nrio = moved(base, other, "nrio", precision.TRAIN)
+    full = moved(base, other, "full", precision.VAL)
+    assert nrio.n == 3 and nrio.mean == pytest.approx(0.01) and nrio.half < 1e-9
+    assert full.mean == pytest.approx(0.031) and full.low > 0.02
+    shift = shifted(base, other, ("full", "nrio"))
+    assert shift.mean == pytest.approx(0.021)
+    assert shifted(base, other, ("nrio", "scratch-flops")).mean == pytest.approx(0, abs=1e-9)
+
+
+def test_the_page_says_both_dtypes_and_speeds(folders):
+    base, other = (grown_rows(folders / name) for name in ("tiny-main", "tiny-bf16"))
+    text = page(base, other, PrecisionConfig())
+    assert "# Training in bfloat16" in text and "50,000 / 75,000" in text
+    assert "+0.0310" in text and "bfloat16 less float32" in text
+
+
+def test_without_rows_of_both_nothing_is_written(folders, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["precision", "--results", str(folders), "--other", "absent"])
+    precision.main()
+    assert "no rows in" in capsys.readouterr().out
+    assert not (folders / "precision.md").exists()
