@@ -35,6 +35,7 @@ def draw(rows: list[dict], out: Path) -> list[Path]:
         ax.invert_yaxis()
         ax.grid(axis="y", visible=False)
         ax.margins(x=0.22)
+        ax.set_axisbelow(True)
         threads = f"{row['threads']} thread" + "s" * (row["threads"] > 1)
         ax.set_title(f"{row['shape']}, our dtype {row['dtype']}, {threads}")
         ax.set_xlabel("training tokens/s")
