@@ -303,13 +303,8 @@ def widths(row: dict) -> list:
 
 def _claim_lines(claim: Claim, found: list[Decision], rows: list[dict]) -> list[str]:
     lines = [f"### {claim.name}: {overall(found)}", "", claim.text, ""]
-    table = [_line(d) for d in found if not d.missing]
-    if table:
-        lines += [
-            "| difference | loss | n | mean | 95 % CI | Holm p | verdict |",
-            "|---|---|--:|--:|---|--:|---|",
-        ]
-        lines += [*table, ""]
+    table = [decision_row(d) for d in found if not d.missing]
+    lines += [*PARTS_HEAD, *table, ""] if table else []
     lines += [f"- {d.part}: not run (no {', '.join(d.missing)})" for d in found if d.missing]
     lines += _spread_lines(claim, rows)
     if claim.name == "C6":
@@ -338,7 +333,14 @@ def _unless_corrected(parts: list[Decision]) -> str:
     return ", not after Holm" if any(d.holm >= ALPHA for d in parts) else ""
 
 
-def _line(d: Decision) -> str:
+PARTS_HEAD = [
+    "| difference | loss | n | mean | 95 % CI | Holm p | verdict |",
+    "|---|---|--:|--:|---|--:|---|",
+]
+
+
+def decision_row(d: Decision) -> str:
+    """Its line in a table under PARTS_HEAD."""
     word, corrected = "(shown only)", ""
     if d.verdict:
         word = d.verdict + (_unless_corrected([d]) if d.verdict.endswith("reproduced") else "")
