@@ -5,10 +5,10 @@
     python grow.py SRC --out DST --ffn-factor 2                # only the FFN; --heads N: only heads
     python grow.py SRC --out DST --factor 2 --dry-run          # shapes and parameter counts only
 
-SRC is a folder: state.json (ours), or config.json with safetensors (GPT-2, BERT, RoFormer, T5, mT5,
-Llama, Mistral, Qwen2, GPT-NeoX, OPT). DST loads as SRC did (AutoModel*.from_pretrained, or our
-train.py) and holds the report card: what changed in the logits, and what, if anything, is
-approximate.
+SRC is a folder: state.json (ours), or config.json with safetensors (GPT-2, Llama, Mistral, Qwen,
+Gemma, Phi, OPT, BERT, T5 and their kin; README has the list). DST loads as SRC did
+(AutoModel*.from_pretrained, or our train.py) and holds the report card: what changed in the logits,
+and what, if anything, is approximate.
 """
 
 import shutil
@@ -41,8 +41,8 @@ class GrowArgs(GrowConfig):
     heads: str = "more"
     # new FFN neurons / old, apart from the width (lossless, pad)
     ffn_factor: Annotated[float, Range(0)] = 0.0
-    # auto: lossless at whole factors, else pad (the grid's variant lossless-pad); or another
-    # operator
+    # auto: lossless at whole factors, else pad (the grid's variant lossless-pad); or nrio, srio,
+    # mrio, exact-srio, net2net, aki, sparkling, gains, szp, ligo-init (not learned)
     operator: Annotated[str, tyro.conf.arg(name="method")] = "auto"
     # lossless: SNR in dB of exact noise that parts the copies
     noise_db: Annotated[float | None, tyro.conf.arg(name="noise")] = None

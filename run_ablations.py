@@ -62,8 +62,8 @@ class Args:
     out: Path | None = None
     """output folder; empty: runs/PRESET"""
     parent: Path | None = None
-    """a model to grow, trained by nobody here: a checkpoint, or a Hugging Face folder of a GPT-2 or
-    Llama, whose own tokenizer is used"""
+    """a model to grow, trained by nobody here: a checkpoint, or a Hugging Face folder of a GPT-2,
+    Llama or Mistral, whose own tokenizer is used"""
     width: int = 0
     """with --parent: width of the grown model; 0: the preset's growth factor"""
     source: str = ""

@@ -148,7 +148,10 @@ def _row_folder(folder: Path) -> Path:
     if (folder / "rows").is_dir():
         return folder / "rows"
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; give a results folder such as results/tiny")
+        raise UserError(
+            f"there is no folder {folder}; run the grid first, or give (--out) a folder that it "
+            f"wrote, or one of results/"
+        )
     return folder
 
 

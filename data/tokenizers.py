@@ -191,7 +191,9 @@ def read_definition(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        raise UserError(f"{path} cannot be read; is it the folder of a tokenizer?") from None
+        raise UserError(
+            f"{path} cannot be read; give the folder of a tokenizer (a corpus of bytes has none)"
+        ) from None
 
 
 def bpe(definition: str) -> Tokenizer:

@@ -27,8 +27,8 @@ class GPTConfig:
     bias: bool = True
     # gelu in its tanh form, as GPT-2; gelu-erf as nanoGPT
     activation: Literal["gelu", "gelu-erf", "relu", "swiglu"] = "gelu"
-    position: Literal["learned", "rope"] = "learned"
-    rope_theta: Annotated[float, Above(0)] = 10000.0
+    position: Literal["learned", "rope"] = "learned"  # a table, or rotated queries and keys
+    rope_theta: Annotated[float, Above(0)] = 10000.0  # RoPE's frequencies: theta^(-2j/head_dim)
     rope_repeat: Size = 1  # each frequency stands this often in a row: exact k-fold wider heads
     tied: bool = True  # lm_head shares wte's weight
     n_kv_head: Annotated[int, Range(0)] = 0  # key and value heads, shared by queries; 0: n_head

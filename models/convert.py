@@ -1,10 +1,10 @@
 """Our checkpoints to Hugging Face GPT-2 and Llama folders and back; logits stay equal.
 
-python -m models.convert to-gpt2 CHECKPOINT OUT [--tokenizer PLACE]     # or to-llama
-python -m models.convert from-gpt2 FOLDER OUT
-python -m models.convert from-llama FOLDER OUT [--context 256]                   # Mistral too
-python -m models.convert from-nanogpt ckpt.pt OUT [--vocab-size 50257]
-python -m models.convert from-gguf FILE OUT     # a quantized file as a float32 folder, to grow
+    python -m models.convert to-gpt2 CHECKPOINT OUT [--tokenizer PLACE]     # or to-llama
+    python -m models.convert from-gpt2 FOLDER OUT
+    python -m models.convert from-llama FOLDER OUT [--context 256]          # Mistral too
+    python -m models.convert from-nanogpt ckpt.pt OUT [--vocab-size 50257]
+    python -m models.convert from-gguf FILE OUT     # a quantized file as a float32 folder, to grow
 
 PLACE: the tokenizer.json to put beside the weights, or a folder with one: the corpus trained on, or
 the model that the checkpoint is from, whose chat template, generation settings, licence and card

@@ -64,6 +64,28 @@ def test_three_seeds_decide_on_a_pretrained_parent_and_nowhere_else(tmp_path, pr
     assert wanted in line.verdict and line.n == "3"
 
 
+def test_the_page_shows_every_comparison_of_what_it_alone_decides_and_every_command(tmp_path):
+    rows = [row(v, s, offset=o) | {"preset": "pretrained", "command": f"grid --only {v}"}
+            for s in range(3) for v, o in (("lossless-pad", -0.1), ("nrio", 0), ("srio", 2),
+                                           ("full", 1))]  # fmt: skip
+    write(rows, tmp_path / "given")
+    lines = lines_of(tmp_path)
+    line = next(line for line in lines if line.name == "L6")
+    assert line.verdict == "reproduced (n = 3)" and "given/table.md" in line.rows
+    text = overview.page(lines, overview.studies(tmp_path)).split("## L6")[1].split("\n## ")[0]
+    for other in ("nrio", "srio", "full"):
+        assert f"| lossless-pad - {other} | train | 3 |" in text
+        assert f"- `grid --only {other}`" in text
+    assert not any(line.parts for line in lines if line.name[0] == "C")
+
+
+def test_what_a_learned_operator_pays_stands_beside_its_effect(tmp_path):
+    offsets = {"nrio": 0, "nrio-paid": 0.05, "srio": -0.01, "srio-lo": 0.01, "full": -0.03}
+    write([row(v, s, offset=o) for v, o in offsets.items() for s in range(5)], tmp_path / "small")
+    line = next(line for line in lines_of(tmp_path) if line.name == "C4")
+    assert "srio-lo - srio: +0.0" in line.effect and "pays for: -0.0299" in line.effect
+
+
 def test_readme_block_is_replaced_and_nothing_else():
     text = f"before\n{BEGIN}old\n{END}\nafter"
     assert in_readme(text, ["| new |"]) == f"before\n{BEGIN}| new |\n{END}\nafter"

@@ -90,3 +90,12 @@ def test_growth_loads_what_it_uses():
     done = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, check=True)
     loaded = set(json.loads(done.stdout))
     assert loaded & SLOW == {"torch"} and "torch._dynamo" not in loaded
+
+
+def test_growing_names_every_method_that_needs_no_data():
+    from growth.operators import OPERATORS
+
+    told = subprocess.run([sys.executable, "grow.py", "--help"], cwd=ROOT, capture_output=True,
+                          text=True).stdout  # fmt: skip
+    for name, operator in OPERATORS.items():
+        assert not operator.grow_tensor or name in told, name
