@@ -47,7 +47,8 @@ from figures import style
 from growth.rotation import theta
 from models.gpt import GPTConfig, count_parameters
 
-SIZES = ("nrio-policies", "srio", "full", "pad-gain")  # drawn against size, minus nrio
+# drawn against size, minus nrio
+SIZES = ("nrio-policies", "full", "full-asymmetric", "pad-gain-asymmetric")
 PAPER = (count_parameters(GPTConfig().widened(384)), -0.0416)  # parameters, full - nrio
 OLD, NEW = "#0072B2", "#D55E00"  # coordinates before and after growth
 
