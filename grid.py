@@ -310,7 +310,7 @@ PRESETS = {
         "speeches", "gpt2", SMOLLM2, (576, 768), (0, 1, 2), 4, LR_PRETRAINED,
         tokens=(102_400, 102_400), last_tokens=10_240, learn_batch=1, evals=5, eval_tokens=8_192,
         variants=PRETRAINED, tuned=PRETRAINED_TUNED, needs_parent=True,
-        train=ON_CPU | {"save_every": 50},
+        train=ON_CPU | {"save_every": 50, "micro_batch": 1},  # a run fits in 6 GB
     ),
     "pretrained-short": Preset(
         "the first 40 steps of such a run, six variants: what two slow cores can pay",

@@ -84,10 +84,13 @@ def learning_batches(
 
 def probe_size(model: GPTConfig) -> tuple[int, int, int]:
     """eval_batches arguments for one batch of about 1,024 tokens: the report card's probe. 256 for
-    models above 30 M parameters, whose float64 activations and logits would fill the memory."""
-    tokens = 1024 if count_parameters(model) < 30e6 else 256
-    sequences = max(1, tokens // model.block_size)
-    return sequences * model.block_size, sequences, model.block_size
+    models above 30 M parameters and 128 above 100 M, whose float64 activations and logits would
+    fill the memory."""
+    params = count_parameters(model)
+    tokens = 1024 if params < 30e6 else 256 if params < 100e6 else 128
+    length = min(tokens, model.block_size)
+    sequences = tokens // length
+    return sequences * length, sequences, length
 
 
 def make_row(run: Run, spec: dict, summary: dict, child: Path | None) -> dict:
