@@ -170,7 +170,8 @@ TUNING = (
     ("full", "dirichlet", (0.5, 5.0)),
     ("full", "cross", ("zero",)),
     ("full", "embed", ("convex", "zero")),
-    ("full", "optimizer", ("transfer", "asymmetric")),
+    *((name, "optimizer", ("asymmetric",)) for name in ("nrio", "nrio-policies")),
+    *((name, "optimizer", ("transfer", "asymmetric")) for name in ("full", "pad-gain-policies")),
     ("nrio-policies", "dirichlet", (0.5, 5.0)),
     ("gains-policies", "gain_ratio", (1.5, 3.0, 4.0)),
     ("pad-gain", "gamma_new", (1.0, 2.0, 8.0, 16.0)),
@@ -277,7 +278,7 @@ PRESETS = {
         tokens=(1_000_000, 400_000), last_tokens=40_960, evals=16, variants=HELDOUT,
     ),
     "tiny-bf16": Preset(
-        "tiny trained in bfloat16 throughout: does the dtype move a loss or a verdict?",
+        "tiny under bfloat16 autocast, parents too: does the dtype move a loss or a verdict?",
         "speeches", "bpe:2048", TINY, (64, 96), tuple(range(5)), 16, LR_SMALL,
         tokens=(1_000_000, 400_000), last_tokens=40_960, evals=16,
         variants=("scratch-flops", "nrio", "nrio-policies", "full"), train={"dtype": "bfloat16"},

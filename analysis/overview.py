@@ -180,11 +180,8 @@ def paper_lines(all_studies: list[Study], asked: tuple[Claim, ...] = CLAIMS) -> 
 def decision_line(claim: Claim, study: Study, parts: list[Decision]) -> Line:
     """The claim at one scale; the numbers are those of the part that the verdict hangs on."""
     word, ran = overall(parts), [d for d in parts if d.verdict]
-    few = (
-        f" (n = {ran[0].found.n})"
-        if claim.least < MIN_SEEDS and word.endswith("reproduced")
-        else ""
-    )
+    least = min(d.found.n for d in ran)
+    few = f" (n = {least})" if least < MIN_SEEDS and word.endswith("reproduced") else ""
     last = next((d for d in ran if d.verdict == word), max(ran, key=lambda d: _p(d.holm)))
     known = word.startswith(("reproduced", "not reproduced"))
     n = max(d.found.n for d in ran)
@@ -227,27 +224,32 @@ BY_TEST = (
 
 
 def corpora_line(all_studies: list[Study]) -> Line:
-    """C10: full - nrio on every corpus that has five seeds, at the first growth."""
+    """C10: full - nrio at every scale that has five seeds, by corpus, at the first growth."""
     text = "Holds on OpenWebText, FineWeb and FineWeb-Edu."
-    found: dict[str, Study] = {}
-    for study in sorted(all_studies, key=weight):
-        if study.first and study.effect({"full": 1, "nrio": -1}).n >= MIN_SEEDS:
-            found[study.corpus] = study
+    found: dict[str, list[tuple[Study, Estimate]]] = {}
+    for study in sorted(all_studies, key=weight, reverse=True):
+        effect = study.effect({"full": 1, "nrio": -1})
+        if study.first and effect.n >= MIN_SEEDS:
+            found.setdefault(study.corpus, []).append((study, effect))
     if not found:
         return Line("C10", text, "not run (no corpus has five seeds of full and nrio)")
-    effects = {corpus: s.effect({"full": 1, "nrio": -1}) for corpus, s in found.items()}
-    holds = all(effect.high < 0 for effect in effects.values())
+    holds = all(e.high < 0 for corpus in PAPER for _, e in found.get(corpus, ()))
     papers = all(corpus in found for corpus in PAPER)
+    told = ", ".join(
+        f"{corpus} in {sum(e.high < 0 for _, e in each)} of {len(each)} experiments"
+        for corpus, each in found.items()
+    )
     verdict = ("reproduced" if holds else "not reproduced") if papers else (
-        "not run on these (a hub and a GPU are needed); full beats nrio on: "
-        + (", ".join(c for c, e in effects.items() if e.high < 0) or "none")
+        f"not run on these (a hub and a GPU are needed); full beats nrio on {told}"
     )  # fmt: skip
-    shown = "; ".join(f"{c} {e.mean:+.4f}" for c, e in effects.items())
-    spans = "; ".join(interval(e) for e in effects.values())
-    links = ", ".join(f"[{s.folder}](results/{s.folder}/claims.md)" for s in found.values())
-    n = str(min(e.n for e in effects.values()))
-    return Line("C10", text, verdict, " / ".join(s.size for s in found.values()), n, shown, spans,
-                rows=links)  # fmt: skip
+    shown = [(corpus, s, e) for corpus, each in found.items() for s, e in each]
+    return Line(
+        "C10", text, verdict, " / ".join(s.size for _, s, _ in shown),
+        str(min(e.n for *_, e in shown)),
+        "; ".join(f"{corpus}, {s.folder} {e.mean:+.4f}" for corpus, s, e in shown),
+        "; ".join(interval(e) for *_, e in shown),
+        rows=", ".join(f"[{s.folder}](results/{s.folder}/claims.md)" for _, s, _ in shown),
+    )  # fmt: skip
 
 
 S3 = "BERT with GELU is exact with its own scales, so lossless in MLM accuracy."
@@ -474,7 +476,7 @@ def heads(lines: list[Line]) -> list[Line]:
     for name in dict.fromkeys(line.name for line in lines):
         own = [line for line in lines if line.name == name]
         head = max(own, key=lambda line: line.rank)
-        others = {line.verdict for line in own if line.rank and line.rank[0]} - {head.verdict}
+        others = {line.verdict for line in own if line.rank and line.rank[1]} - {head.verdict}
         more = f" (elsewhere: {', '.join(sorted(others))})" if others else ""
         best.append(replace(head, verdict=head.verdict + more))
     return best
@@ -490,10 +492,10 @@ def page(lines: list[Line], all_studies: list[Study]) -> str:
         "the first; the effect shown is the part that the verdict hangs on. *Reproduced*: the 95 % "
         "CI of every part lies on the claimed side; *not reproduced*: one lies on the other side; "
         f"*inconclusive* otherwise, and with fewer than {MIN_SEEDS} seeds (L6: {PRETRAINED.least}, "
-        "since a seed takes hours); what *does not beat* and *within* ask is in each folder's "
-        "claims.md. Holm p corrects for all comparisons that decide claims of one "
-        "kind at one scale; *not after Holm*: one has a p of 0.05 or more then. One line per "
-        "claim: the largest scale that decides it, *elsewhere* what smaller ones say; all follow.",
+        "since a seed takes hours); what *does not beat* and *within* ask: each folder's "
+        "claims.md. Holm p corrects for all comparisons that decide claims of one kind at one "
+        "scale; *not after Holm*: one has a p of 0.05 or more then. One line per claim: the "
+        "largest scale that decides it, *elsewhere* what others with enough seeds say; all follow.",
         "",
         *relative(aligned_lines([line.cells() for line in heads(lines)])),
         "",

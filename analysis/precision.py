@@ -9,7 +9,7 @@ each grown run has the parent of its own dtype. Differences are paired by seed, 
 from dataclasses import dataclass
 from pathlib import Path
 
-from errors import exit_on_user_error, read_command_line
+from errors import UserError, exit_on_user_error, read_command_line
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,14 @@ class PrecisionConfig:
 if __name__ == "__main__":  # before the imports that take a second
     exit_on_user_error(lambda: read_command_line(PrecisionConfig, __doc__))
 
+import math
 import statistics
 
 import files
 from analysis.aggregate import aligned_lines, variant_key
 from analysis.claims import interval, p_text, scale
-from analysis.paired import Estimate, contrast, estimate, values_by_seed
-from analysis.rows import load_rows
+from analysis.paired import Estimate, contrast, estimate, holm, values_by_seed
+from analysis.rows import flatten, load_rows
 from analysis.tuning import FIRST_SEED
 
 TRAIN, VAL = "metrics.train_loss", "metrics.val_loss"
@@ -39,13 +40,25 @@ CONTRASTS = (("full", "nrio"), ("full", "nrio-policies"), ("nrio-policies", "nri
 
 
 def grown_rows(folder: Path) -> list[dict]:
-    """The judged rows of the last stage."""
-    rows = [row for row in load_rows(folder) if row["seed"] < FIRST_SEED]
+    """The finished judged rows of the last stage."""
+    rows = [r for r in load_rows(folder) if r["seed"] < FIRST_SEED and r["status"] == "done"]
     return [row for row in rows if row["stage"] == max(r["stage"] for r in rows)]
 
 
+def paired(base: list[dict], other: list[dict]) -> tuple[list[dict], list[dict]]:
+    """The rows whose variant and seed both have; UserError where they differ in more than dtype."""
+    found = [{(r["variant"], r["seed"]): r for r in rows} for rows in (base, other)]
+    keys = sorted(found[0].keys() & found[1], key=lambda key: (*variant_key(key[0]), key[1]))
+    for key in keys:
+        one, two = (dict(flatten(rows[key]["config"])) for rows in found)
+        differ = {name for name in one | two if one.get(name) != two.get(name)} - {"train.dtype"}
+        if differ:
+            raise UserError(f"{key[0]}, seed {key[1]}: the rows also differ in {sorted(differ)}")
+    return [found[0][key] for key in keys], [found[1][key] for key in keys]
+
+
 def moved(base: list[dict], other: list[dict], variant: str, metric: str) -> Estimate:
-    """metric of `variant` in `other` less that in `base`, over the seeds of both."""
+    """metric of `variant` in `other` less that in `base`."""
     before, after = (values_by_seed(rows, variant, metric) for rows in (base, other))
     return estimate({seed: after[seed] - before[seed] for seed in sorted(before.keys() & after)})
 
@@ -61,44 +74,44 @@ def speed(rows: list[dict], variant: str) -> float:
     return statistics.median(r["tokens_per_s"] for r in rows if r["variant"] == variant)
 
 
-def dtype_of(rows: list[dict]) -> str:
-    return rows[0]["hardware"]["dtype"]
+def mean(found: Estimate) -> str:
+    return f"{found.mean:+.4f}" if math.isfinite(found.mean) else "—"
 
 
 def page(base: list[dict], other: list[dict], cfg: PrecisionConfig) -> str:
-    new, old = dtype_of(other), dtype_of(base)
-    both = sorted({r["variant"] for r in base} & {r["variant"] for r in other}, key=variant_key)
-    losses = []
-    for variant in both:
-        train, val = (moved(base, other, variant, metric) for metric in (TRAIN, VAL))
-        losses.append({
-            "variant": variant, "n": str(train.n), "training loss": f"{train.mean:+.4f}",
-            "95 % CI": interval(train), "p": p_text(train.p), "validation loss": f"{val.mean:+.4f}",
-            "its 95 % CI": interval(val),
-            "tokens/s": f"{speed(other, variant):,.0f} / {speed(base, variant):,.0f}",
-        })  # fmt: skip
-    verdicts = []
-    for pair in CONTRASTS:
+    new, old = other[0]["hardware"]["dtype"], base[0]["hardware"]["dtype"]
+    variants = list(dict.fromkeys(row["variant"] for row in base))
+    losses = [(v, *(moved(base, other, v, m) for m in (TRAIN, VAL))) for v in variants]
+    pairs = [pair for pair in CONTRASTS if {*pair} <= {*variants}]
+    shifts = [shifted(base, other, pair) for pair in pairs]
+    corrected = holm([e.p for _, e, _ in losses] + [e.p for e in shifts])
+    loss_cells = [
+        {"variant": v, "n": str(train.n), "training loss": mean(train), "95 % CI": interval(train),
+         "Holm p": p_text(p), "validation loss": mean(val), "its 95 % CI": interval(val),
+         "tokens/s": f"{speed(other, v):,.0f} / {speed(base, v):,.0f}"}
+        for (v, train, val), p in zip(losses, corrected, strict=False)
+    ]  # fmt: skip
+    shift_cells = []
+    for pair, shift, p in zip(pairs, shifts, corrected[len(losses) :], strict=True):
         weights = dict(zip(pair, (1, -1), strict=True))
-        ends = [contrast(rows, weights, TRAIN) for rows in (base, other)]
-        shift = shifted(base, other, pair)
-        verdicts.append({
-            "difference": " - ".join(pair), **{
-                name: f"{e.mean:+.4f} {interval(e)}"
-                for name, e in zip((old, new), ends, strict=True)
-            }, f"{new} less {old}": f"{shift.mean:+.4f}", "95 % CI": interval(shift),
-            "p": p_text(shift.p),
+        ends = {
+            dtype: contrast(rows, weights, TRAIN) for dtype, rows in ((old, base), (new, other))
+        }
+        shift_cells.append({
+            "difference": " - ".join(pair), "n": str(shift.n),
+            **{dtype: f"{mean(e)} {interval(e)}" for dtype, e in ends.items()},
+            "moves by": mean(shift), "95 % CI": interval(shift), "Holm p": p_text(p),
         })  # fmt: skip
-    where = other[0]["hardware"]["cpu"]
     return "\n".join([
         f"# Training in {new}", "",
         f"Generated by `python -m analysis.precision` from [{cfg.other}]({cfg.other}/table.md) and "
         f"[{cfg.base}]({cfg.base}/table.md): {scale(other)}. {new} is autocast, weights and Adam's "
-        f"state stay float32; parents were trained in the dtype of their children. On {where}.",
-        "", f"{new} less {old}, paired by seed; tokens/s {new} / {old} as the grid ran them.", "",
-        *aligned_lines(losses), "",
+        "state stay float32; parents were trained in the dtype of their children. On "
+        f"{other[0]['hardware']['cpu']}. Holm p corrects for all comparisons of this page.",
+        "", f"{new} less {old}, paired by seed; tokens/s {new} / {old} as the grids ran them.", "",
+        *aligned_lines(loss_cells), "",
         "Does a difference between variants move? (training loss)", "",
-        *aligned_lines(verdicts),
+        *aligned_lines(shift_cells),
     ]) + "\n"  # fmt: skip
 
 
@@ -108,7 +121,9 @@ def main() -> None:
     if missing := [str(f) for f in folders if not (f / "rows").is_dir()]:
         print(f"no rows in {', '.join(missing)}; results/precision.md is left as it is")
         return
-    base, other = map(grown_rows, folders)
+    base, other = paired(*map(grown_rows, folders))
+    if not base:
+        raise UserError(f"{cfg.base} and {cfg.other} share no finished run of a judged seed")
     text = page(base, other, cfg)
     files.write_text(cfg.results / "precision.md", text)
     print(text)

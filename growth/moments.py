@@ -79,7 +79,8 @@ def scaled(operator: Operator, plan: Plan, spec: Spec, m: torch.Tensor, kind: st
     """`filled`, the old block divided by what the operator multiplies it with, c: W' = c W, so
     G' = G / c there. Under RMSNorm that is the old block's true gradient at an exact start. Under
     LayerNorm a writer's differs along all-ones of the stream: the parent's norm sees nothing of
-    that direction, the child's counts it against d_new coordinates and new columns read it."""
+    that direction, the child's counts it against d_new coordinates and new columns read it; its
+    second moment lacks that part. In gauge "norm" c is 1 but for gains, sqrt(d_old / d_new)."""
     grown = operator.grow_tensor(plan.with_weights(ChainMap({spec.name: torch.ones_like(m)},
                                                             plan.weights)), spec)  # fmt: skip
     factor = grown[tuple(map(slice, m.shape))]

@@ -26,10 +26,11 @@ STATES = get_args(State)
 def carry(plan: Plan, moments: dict[str, torch.Tensor] | None, policy: str) -> dict | None:
     """The child's moments, keyed "<parameter>/exp_avg" and "<parameter>/exp_avg_sq"; None on reset.
 
-    Raises UserError for an unknown policy, a parent without moments, and an operator for which the
-    transfer is not defined.
+    Raises UserError for an unknown policy, a parent without moments, and an operator or sizes for
+    which the policy is not defined.
     """
     check_policy(policy, plan.cfg)
+    check_apart(plan, policy)
     if policy == "reset":
         return None
     if not moments:
@@ -61,6 +62,16 @@ def check_policy(policy: str, cfg: GrowConfig) -> None:
     if policy == "asymmetric" and not operator.old_first:
         raise UserError(
             f"{cfg.operator} interleaves old and new coordinates; use transfer or reset"
+        )
+
+
+def check_apart(plan: Plan, policy: str) -> None:
+    """UserError for asymmetric where heads or FFN did not follow the width: the warm-up of new
+    coordinates (growth/rewarm.py) knows the old block by the width alone."""
+    if policy == "asymmetric" and plan.apart:
+        raise UserError(
+            "optimizer policy 'asymmetric' needs heads and FFN that grow with the width; use "
+            "transfer or reset"
         )
 
 

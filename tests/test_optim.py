@@ -15,6 +15,7 @@ from growth.plan import GrowConfig
 from growth.rewarm import NewCoordinates, shapes_before
 from growth.rotation import dense, givens, theta
 from models.gpt import GPT
+from models.sizes import Apart
 from tests.grown import model_of, random_weights, tiny, tokens
 
 FAMILIES = {
@@ -130,21 +131,43 @@ def test_random_readers_send_gradients_that_no_old_moment_knows():
 # ---- second moments
 
 
+PADDED = {
+    "gpt2": {"norm": "layernorm"},
+    "bias": {"norm": "rmsnorm", "bias": True},
+    "llama": FAMILIES["llama"] | {"n_kv_head": 2, "n_layer": 1},
+    "untied": {"norm": "rmsnorm", "tied": False},
+    "untied gpt2": {"norm": "layernorm", "tied": False},
+}
+
+
+@pytest.mark.parametrize("gauge", ["norm", "eps"])
 @pytest.mark.parametrize("policy", ["random", "convex", "tiled"])
-@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
-def test_padding_carries_the_old_blocks_true_gradient(norm, policy):
+@pytest.mark.parametrize("family", PADDED)
+def test_padding_carries_the_old_blocks_true_gradient(family, policy, gauge):
     """Whatever the free blocks hold. Under LayerNorm up to all-ones of the stream in what writes
     it, a direction of which the parent's norm sees nothing."""
-    fills = {"attn": policy, "ffn": policy, "cross": "random", "gamma_new": 4.0}
-    before, grown, after = wide_gradients(tiny(8, norm=norm), 12, operator="pad", **fills)
+    fills = {"attn": policy, "ffn": policy, "gamma_new": 4.0, "gauge": gauge}
+    old = tiny(16, **PADDED[family])
+    before, grown, after = wide_gradients(old, 24, operator="pad", **fills)
     carried = carry(grown.plan, as_moments(before), "transfer")
     for name, spec in grown.plan.specs.items():
         block = tuple(map(slice, before[name].shape))
         gap = carried[f"{name}/{FIRST}"][block] - after[name][block]
-        assert (norm == "layernorm" and spec.writes_residual) == bool(gap.abs().max() > 1e-9), name
+        blind = old.norm == "layernorm" and spec.writes_residual
+        assert blind == bool(gap.abs().max() > 1e-9), name
         if spec.writes_residual:
             gap = gap - gap.mean(spec.out_dim, keepdim=True)
-        torch.testing.assert_close(gap, torch.zeros_like(gap), atol=1e-12, rtol=0, msg=name)
+        torch.testing.assert_close(gap, torch.zeros_like(gap), atol=1e-11, rtol=0, msg=name)
+
+
+def test_padding_carries_the_old_blocks_true_second_moment():
+    """The square of a gradient, so divided by c^2; gauge eps scales matrices too."""
+    old = tiny(8, norm="rmsnorm")
+    before, grown, after = wide_gradients(old, 12, operator="pad", gauge="eps", attn="convex")
+    carried = carry(grown.plan, as_moments(before), "transfer")
+    for name, g in after.items():
+        block = tuple(map(slice, before[name].shape))
+        torch.testing.assert_close(carried[f"{name}/{SECOND}"][block], g[block].square())
 
 
 def test_squares_of_the_rotation():
@@ -223,6 +246,16 @@ def test_what_is_not_defined_is_refused(settings, policy, message):
     plan = grow(random_weights(old), old, 16, GrowConfig(**settings)).plan
     with pytest.raises(UserError, match=message):
         carry(plan, as_moments(plan.weights), policy)
+
+
+def test_new_coordinates_cannot_warm_up_alone_where_spaces_grew_apart():
+    """The hooks know the old block by the width; the moments themselves are right."""
+    old, apart = tiny(8), Apart(ffn_factor=4.0)
+    plan = grow(random_weights(old), old, 12, GrowConfig(operator="pad"), apart=apart).plan
+    moments = as_moments(plan.weights)
+    with pytest.raises(UserError, match="grow with the width"):
+        carry(plan, moments, "asymmetric")
+    assert carry(plan, moments, "transfer")
 
 
 def test_learned_operators_and_missing_state_are_refused():

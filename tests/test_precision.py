@@ -3,8 +3,9 @@
 import pytest
 
 from analysis import precision
-from analysis.precision import PrecisionConfig, grown_rows, moved, page, shifted
-from tests.synthetic_rows import grid, write
+from analysis.precision import PrecisionConfig, grown_rows, moved, page, paired, shifted
+from errors import UserError
+from tests.synthetic_rows import diverged, grid, row, write
 
 VARIANTS = ("scratch-flops", "nrio", "nrio-policies", "full")
 
@@ -13,11 +14,11 @@ VARIANTS = ("scratch-flops", "nrio", "nrio-policies", "full")
 def folders(tmp_path):
     """float32 rows, and bfloat16's: every loss 0.01 higher, full's 0.03 and by its seed."""
     base, other = grid(VARIANTS), grid(VARIANTS)
-    for row in other:
-        more = 0.03 + 0.001 * row["seed"] if row["variant"] == "full" else 0.01
+    for one in other:
+        more = 0.03 + 0.001 * one["seed"] if one["variant"] == "full" else 0.01
         for name in ("train_loss", "val_loss"):
-            row["metrics"][name] += more
-        row["hardware"]["dtype"], row["tokens_per_s"] = "bfloat16", 50_000.0
+            one["metrics"][name] += more
+        one["hardware"]["dtype"], one["tokens_per_s"] = "bfloat16", 50_000.0
     write(base, tmp_path / "tiny-main")
     write(other, tmp_path / "tiny-bf16")
     return tmp_path
@@ -46,3 +47,25 @@ def test_without_rows_of_both_nothing_is_written(folders, monkeypatch, capsys):
     precision.main()
     assert "no rows in" in capsys.readouterr().out
     assert not (folders / "precision.md").exists()
+
+
+def test_only_runs_that_both_finished_are_compared():
+    base, other = grid(VARIANTS), [*grid(VARIANTS, range(2)), row("srio"), diverged(row("nrio", 2))]
+    base, other = paired(base, [r for r in other if r["status"] == "done"])
+    assert {(r["variant"], r["seed"]) for r in other} == {
+        (v, s) for v in VARIANTS for s in range(2)
+    }
+    assert [r["run_id"] for r in base] == [r["run_id"] for r in other]
+    assert moved(base, other, "nrio", precision.TRAIN).n == 2
+
+
+def test_a_diverged_row_does_not_count(folders):
+    write([diverged(row("nrio", 7))], folders / "tiny-bf16")
+    assert 7 not in {r["seed"] for r in grown_rows(folders / "tiny-bf16")}
+
+
+def test_rows_that_differ_in_more_than_the_dtype_are_refused():
+    base, other = grid(VARIANTS), grid(VARIANTS)
+    other[0]["config"]["lr"] = 2e-3
+    with pytest.raises(UserError, match="also differ in .*lr"):
+        paired(base, other)
