@@ -180,14 +180,18 @@ def paper_lines(all_studies: list[Study], asked: tuple[Claim, ...] = CLAIMS) -> 
 def decision_line(claim: Claim, study: Study, parts: list[Decision]) -> Line:
     """The claim at one scale; the numbers are those of the part that the verdict hangs on."""
     word, ran = overall(parts), [d for d in parts if d.verdict]
-    least = min(d.found.n for d in ran)
-    few = f" (n = {least})" if least < MIN_SEEDS and word.endswith("reproduced") else ""
+    least, more = min(d.found.n for d in ran), ""
+    if word == "not run in full":
+        undecided = (d.verdict for d in ran if d.verdict != "reproduced")
+        more = f"; what ran: {next(undecided, 'reproduced')}"
+    elif least < MIN_SEEDS and word.endswith("reproduced"):
+        more = f" (n = {least})"
     last = next((d for d in ran if d.verdict == word), max(ran, key=lambda d: _p(d.holm)))
     known = word.startswith(("reproduced", "not reproduced"))
     n = max(d.found.n for d in ran)
     effect = f"{last.part}: {last.found.mean:+.4f}" if last.found.n else ""
     return Line(
-        claim.name, claim.text, word + few, study.size, str(last.found.n),
+        claim.name, claim.text, word + more, study.size, str(last.found.n),
         effect + free_of_price(parts), interval(last.found), p_text(last.holm),
         f"[{study.folder}](results/{study.folder}/claims.md)", commands_of(study),
         (known, n >= claim.least, word != "not run in full", weight(study), n, len(study.rows)),
@@ -476,8 +480,9 @@ def heads(lines: list[Line]) -> list[Line]:
     for name in dict.fromkeys(line.name for line in lines):
         own = [line for line in lines if line.name == name]
         head = max(own, key=lambda line: line.rank)
-        others = {line.verdict for line in own if line.rank and line.rank[1]} - {head.verdict}
-        more = f" (elsewhere: {', '.join(sorted(others))})" if others else ""
+        others = {line.verdict for line in own if line.rank and line.rank[:2][-1]} - {head.verdict}
+        told = ", ".join(sorted(v.replace("not run in full; what ran:", "in part") for v in others))
+        more = f" (elsewhere: {told})" if others else ""
         best.append(replace(head, verdict=head.verdict + more))
     return best
 
