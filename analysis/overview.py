@@ -246,14 +246,20 @@ def corpora_line(all_studies: list[Study]) -> Line:
     verdict = ("reproduced" if holds else "not reproduced") if papers else (
         f"not run on these (a hub and a GPU are needed); full beats nrio on {told}"
     )  # fmt: skip
-    shown = [(corpus, s, e) for corpus, each in found.items() for s, e in each]
+    ends = [(corpus, pair) for corpus, each in found.items() for pair in extremes(each)]
     return Line(
-        "C10", text, verdict, " / ".join(s.size for _, s, _ in shown),
-        str(min(e.n for *_, e in shown)),
-        "; ".join(f"{corpus}, {s.folder} {e.mean:+.4f}" for corpus, s, e in shown),
-        "; ".join(interval(e) for *_, e in shown),
-        rows=", ".join(f"[{s.folder}](results/{s.folder}/claims.md)" for _, s, _ in shown),
+        "C10", text, verdict, " / ".join(s.size for _, (s, _) in ends),
+        str(min(e.n for each in found.values() for _, e in each)),
+        " to ".join(f"{corpus}, {s.folder}: {e.mean:+.4f}" for corpus, (s, e) in ends),
+        " to ".join(interval(e) for _, (_, e) in ends),
+        rows=", ".join(f"[{s.folder}](results/{s.folder}/claims.md)" for _, (s, _) in ends),
     )  # fmt: skip
+
+
+def extremes(each: list[tuple[Study, Estimate]]) -> list[tuple[Study, Estimate]]:
+    """The smallest and the largest effect; one where there is one."""
+    ranked = sorted(each, key=lambda pair: pair[1].mean)
+    return ranked[:1] + ranked[1:][-1:]
 
 
 S3 = "BERT with GELU is exact with its own scales, so lossless in MLM accuracy."
