@@ -64,38 +64,62 @@ def bars(axes, x: float, found: Estimate, color: str, marker: str = "o", label: 
 # ---- effect against size
 
 
+SCALES = ("ladder-", "tiny", "mini")  # presets that grow by 1.5 and restart as the paper does
+
+
+def scales(found: list[Study]) -> list[Study]:
+    """One study per size with five seeds of full and nrio, smallest first: of several, the one with
+    most of what is drawn."""
+    usual = [
+        s for s in found
+        if s.first and s.preset.startswith(SCALES) and "stable" not in s.preset
+        and "bf16" not in s.preset and s.factor == 1.5
+        and s.effect({"full": 1, "nrio": -1}).n >= MIN_SEEDS
+    ]  # fmt: skip
+    best: dict[tuple, Study] = {}
+    for s in usual:
+        key = s.grown["params"], round(s.per_parameter, 1)
+        drawn = [
+            len({r["variant"] for r in each.rows} & {*SIZES}) for each in (s, best.get(key, s))
+        ]
+        if drawn[0] >= drawn[1]:
+            best[key] = s
+    return [best[key] for key in sorted(best)]
+
+
 def scale(found: list[Study]) -> plt.Figure | None:
     """variant - nrio in training loss against the child's parameters; a trend where three sizes of
-    one ladder are there; the paper's number where it lies."""
-    ladder = [s for s in found if s.first and s.preset.startswith("ladder-")]
-    others = [s for s in found if s.first and s.preset in ("tiny", "mini")]
-    shown = ladder or [s for s in others if s.effect({"full": 1, "nrio": -1}).n >= MIN_SEEDS]
+    the ladder are there; the paper's number where it lies."""
+    shown = scales(found)
     if not shown:
         return None
-    figure, axes = plt.subplots(figsize=(8.4, 5.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9.2, 5.6), layout="constrained")
     looks = style.looks(list(SIZES))
     lowest = min(s.grown["params"] for s in shown)
     for i, variant in enumerate(SIZES):
-        points = [(s.grown["params"], s.effect({variant: 1, "nrio": -1})) for s in shown]
-        points = [(x, e) for x, e in points if e.n]
+        points = [(s, s.effect({variant: 1, "nrio": -1})) for s in shown]
+        points = [(s, e) for s, e in points if e.n]
         look = looks[variant] | {"color": ("#0072B2", "#E69F00", "#009E73", "#56B4E9")[i]}
-        for j, (x, effect) in enumerate(points):
-            shift = 1 + 0.03 * (i - 1.5)
-            bars(axes, x * shift, effect, look["color"], look["marker"], "" if j else variant)
-        if len({x for x, _ in points}) >= 3:
-            draw_trend(axes, points, look["color"], lowest)
+        for j, (s, effect) in enumerate(points):
+            x = s.grown["params"] * (1 + 0.05 * (i - 1.5))
+            bars(axes, x, effect, look["color"], look["marker"], "" if j else variant)
+        ladder = [(s.grown["params"], e) for s, e in points if s.preset.startswith("ladder-")]
+        if len(ladder) >= 3:
+            draw_trend(axes, ladder, look["color"], lowest)
     axes.axhline(0, color="black", linewidth=1)
-    axes.plot(*PAPER, "*", color="#009E73", markersize=15)
-    axes.annotate("paper: full − nrio,\n24M → 44M, 20 tokens/parameter", PAPER, ha="right",
+    axes.plot(*PAPER, "*", color="#E69F00", markersize=15)
+    axes.annotate("paper: full − nrio, 24M → 44M\n20 tokens/parameter", PAPER, ha="right",
                   xytext=(-12, 0), textcoords="offset points", va="center")  # fmt: skip
     axes.set_xscale("log")
     axes.set_xlim(lowest / 1.5, PAPER[0] * 1.5)
+    for s in shown:
+        axes.annotate(f"{s.preset}\n{s.per_parameter:.2g}", (s.grown["params"], 1.01), ha="center",
+                      xycoords=("data", "axes fraction"), fontsize=style.FONT - 2)  # fmt: skip
     axes.set_xlabel("parameters after growth")
     axes.set_ylabel("paired difference to nrio\n(training loss, nats/token), ↓ better")
-    tokens = sorted({f"{s.per_parameter:.2g}" for s in shown})
-    axes.set_title(f"What each variant gains over doing nothing; here {' and '.join(tokens)} "
-                   f"tokens per parameter", loc="left")  # fmt: skip
-    axes.legend(loc="lower left", frameon=False)
+    axes.set_title("What each variant gains over doing nothing (preset, tokens per parameter)",
+                   loc="left", pad=36)  # fmt: skip
+    axes.legend(loc="center right", frameon=False)
     return figure
 
 
