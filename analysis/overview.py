@@ -381,7 +381,7 @@ KEPT += "recipe, the policies with the same, doing nothing, and the FLOPs from s
 OURS = (
     Claim("R1", f"Ours: the full recipe {KEPT}",
           _ours("full-asymmetric", _below("policies-asymmetric", "nrio-policies"))),
-    Claim("R2", f"Ours: an exact start (padding, free new gains of 4) {KEPT}",
+    Claim("R2", f"Ours: an exact start (padding, free new gains of 4, policies) {KEPT}",
           _ours("pad-gain-asymmetric", _below("pad-gain-asymmetric", "full-asymmetric"),
                 _below("pad-gain-asymmetric", "pad-gain-policies"),
                 _below("pad-gain-policies", "full"))),
@@ -503,10 +503,11 @@ def page(lines: list[Line], all_studies: list[Study]) -> str:
         "the first; the effect shown is the part that the verdict hangs on. *Reproduced*: the 95 % "
         "CI of every part lies on the claimed side; *not reproduced*: one lies on the other side; "
         f"*inconclusive* otherwise, and with fewer than {MIN_SEEDS} seeds (L6: {PRETRAINED.least}, "
-        "since a seed takes hours); what *does not beat* and *within* ask: each folder's "
-        "claims.md. Holm p corrects for all comparisons that decide claims of one kind at one "
-        "scale; *not after Holm*: one has a p of 0.05 or more then. One line per claim: the "
-        "largest scale that decides it, *elsewhere* what others with enough seeds say; all follow.",
+        "since a seed takes long; S3: any, since no seed may move); what *does not beat* and "
+        "*within* ask: each folder's claims.md. Holm p corrects for all comparisons that decide "
+        "claims of one kind at one scale; *not after Holm*: one has a p of 0.05 or more then. One "
+        "line per claim: the largest scale that decides it, *elsewhere* what other folders with "
+        "enough seeds say, *in part* where some comparisons did not run; all follow.",
         "",
         *relative(aligned_lines([line.cells() for line in heads(lines)])),
         "",

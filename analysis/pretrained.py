@@ -94,6 +94,15 @@ def compared(rows: list[dict], first: str, second: str) -> str:
     return "better" if found.mean < 0 else "worse"
 
 
+def at_equal_flops(rows: list[dict], best: str) -> str:
+    """How `best` does against the parent trained on with the grown stage's FLOPs, if it was."""
+    found = contrast(rows, {best: 1, f"{REFERENCE}-flops": -1}, FINAL)
+    if found.n < 2:
+        return ""
+    word = compared(rows, best, f"{REFERENCE}-flops")
+    return f", {word} at equal FLOPs ({found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}])"
+
+
 def conclusions(rows: list[dict], variants: list[str]) -> Iterator[str]:
     grown = [v for v in variants if not v.startswith(REFERENCE)]
     starts = {v: worst_start(rows, v) for v in grown}
@@ -108,7 +117,7 @@ def conclusions(rows: list[dict], variants: list[str]) -> Iterator[str]:
         yield (
             f"- Best grown at the end: {best}; decided against {', '.join(beaten) or 'none'}, "
             f"undecided against {', '.join(rest) or 'none'}; {compared(rows, best, REFERENCE)} "
-            f"against the ungrown parent at equal tokens."
+            f"against the ungrown parent at equal tokens{at_equal_flops(rows, best)}."
         )
     if (fewest := min(len(values_by_seed(rows, v, FINAL)) for v in variants)) < 5:
         yield f"- {fewest} seeds: intervals are wide, and not corrected for their number."

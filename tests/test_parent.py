@@ -184,6 +184,10 @@ def test_the_verdict_is_read_from_rows():
     one = verdict(rows_of(starts, ends, seeds=[0]))
     assert "undecided against nrio, srio; undecided against the ungrown parent" in one
     assert verdict([synthetic_rows.row("nrio")]) == ""
+    starts |= {"parent-continued-flops": 3.0}
+    ends |= {"parent-continued-flops": 2.8}
+    assert "at equal tokens, worse at equal FLOPs (+0.0" in verdict(rows_of(starts, ends))
+    assert "equal FLOPs" not in text
 
 
 def test_memory_is_estimated():
