@@ -314,10 +314,11 @@ PRESETS = {
         train=ON_CPU | {"save_every": 50, "micro_batch": 1},  # a run fits in 6 GB
     ),
     "pretrained-short": Preset(
-        "the first 40 steps of such a run, six variants: what two slow cores can pay",
+        "the first 40 steps of such a run, seven variants: what two slow cores can pay",
         "speeches", "gpt2", SMOLLM2, (576, 768), (0, 1, 2), 4, LR_PRETRAINED,
         tokens=(40_960, 40_960), last_tokens=4_096, learn_batch=1, evals=2, eval_tokens=4_096,
-        variants=("parent-continued", "lossless-pad", "nrio", "srio", "pad-gain", "full"),
+        variants=("parent-continued", "parent-continued-flops", "lossless-pad", "nrio", "srio",
+                  "pad-gain", "full"),
         tuned=PRETRAINED_TUNED, needs_parent=True, train=ON_CPU,
     ),
     "pretrained-lr": Preset(
