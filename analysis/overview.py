@@ -136,11 +136,12 @@ class Line:
 
 
 def studies(results: Path) -> list[Study]:
-    """Every stage with grown models of every folder, its judged seeds only."""
+    """Every stage with grown models of every folder, its judged seeds only. Another dtype on the
+    same seeds is no further evidence: analysis/precision.py compares it."""
     found = []
     for path in sorted(results.glob("*/rows")):
         judged = [row for row in load_rows(path.parent) if row["seed"] < FIRST_SEED]
-        if not judged:
+        if not judged or judged[0]["preset"].endswith("-bf16"):
             continue
         rows, _ = matched(judged, allow_missing=True)
         for i, (stage, group) in enumerate(grown_stages(rows)):

@@ -73,7 +73,7 @@ def scales(found: list[Study]) -> list[Study]:
     usual = [
         s for s in found
         if s.first and s.preset.startswith(SCALES) and "stable" not in s.preset
-        and "bf16" not in s.preset and s.factor == 1.5
+        and s.factor == 1.5
         and s.effect({"full": 1, "nrio": -1}).n >= MIN_SEEDS
     ]  # fmt: skip
     best: dict[tuple, Study] = {}

@@ -53,6 +53,13 @@ def test_the_largest_scale_that_decides_is_shown_and_tuning_seeds_are_not_used(t
     assert "large" in line.rows and line.n == "5" and "tune" not in str(lines_of(tmp_path))
 
 
+def test_another_dtype_on_the_same_seeds_is_no_further_evidence(tmp_path):
+    for name, preset in (("one", "tiny"), ("two", "tiny-bf16")):
+        rows = [row(v, s) | {"preset": preset} for v in ("nrio", "full", "ligo") for s in range(5)]
+        write(rows, tmp_path / name)
+    assert [s.folder for s in overview.studies(tmp_path)] == ["one"]
+
+
 @pytest.mark.parametrize("preset, wanted", [("pretrained", "reproduced"), ("tiny", "(n<5)")])
 def test_three_seeds_decide_on_a_pretrained_parent_and_nowhere_else(tmp_path, preset, wanted):
     rows = [row(v, s, offset=o) | {"preset": preset} for s in range(3)
