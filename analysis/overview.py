@@ -5,7 +5,7 @@
 C1 to C8 are decided by analysis/claims.py in every results folder; each has one line here, that of
 the largest scale which decides it, and its other scales below. C9, S5 and S6 are decided by tests,
 S1 to S4 by the exactness matrix, S3 and S4 on models trained here as well, L1 to L6 (what the
-literature disputes), R1 to R3 (ours) by contrasts and trends over folders. What no row decides is
+literature disputes), R1 to R4 (ours) by contrasts and trends over folders. What no row decides is
 *not run*, with the reason. Seeds >= 100 are never used here.
 """
 
@@ -354,6 +354,7 @@ def _below(better: str, worse: str, metric: tuple[str, str] | None = None) -> Co
 
 
 LAG = ("loss after 16 steps", "lag.16")
+VALIDATION = ("validation loss", VAL)
 # One line per statement that only needs contrasts within a folder.
 DISPUTED = (
     Claim("L1", "Preserving the function is not needed: plain growth (SZP) beats elaborate ones.",
@@ -390,6 +391,12 @@ OURS = (
           "above doing nothing and the recipe.",
           tuple(_below("pad-gain", v) for v in ("lossless-pad", "nrio", "full"))
           + (Contrast({"pad-gain-asymmetric": 1, "pad-gain": -1}, decides=False),)),
+    # by validation loss: more steps end on other batches
+    Claim("R4", "Ours: widening pays, by that start: it beats the ungrown parent trained on with "
+          "the same FLOPs.",
+          (_below("pad-gain", "parent-continued-flops", VALIDATION),)
+          + tuple(Contrast({v: 1, "parent-continued-flops": -1}, decides=False, metric=VALIDATION)
+                  for v in ("pad-gain-asymmetric", "nrio", "full"))),
 )  # fmt: skip
 
 

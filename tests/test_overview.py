@@ -32,7 +32,7 @@ def test_every_claim_has_a_line_even_without_a_row(tmp_path):
     lines = heads(lines_of(tmp_path))
     assert [line.name for line in lines] == [
         *(f"C{i}" for i in range(1, 11)), *(f"S{i}" for i in range(1, 7)),
-        *(f"L{i}" for i in range(1, 7)), "R1", "R2", "R3",
+        *(f"L{i}" for i in range(1, 7)), "R1", "R2", "R3", "R4",
     ]  # fmt: skip
     assert all("not run" in line.verdict or "by test" in line.verdict for line in lines)
     assert all("(" in line.verdict for line in lines)  # with its reason
