@@ -272,17 +272,6 @@ PRESETS = {
         "speeches", "bpe:2048", TINY, (64, 96), (0, 1), 16, LR_SMALL,
         tokens=(1_000_000, 400_000), last_tokens=40_960, evals=16,
     ),
-    "tiny-heldout": Preset(
-        "tiny on seeds that chose nothing: what the tuning seeds found best, judged",
-        "speeches", "bpe:2048", TINY, (64, 96), tuple(range(5, 11)), 16, LR_SMALL,
-        tokens=(1_000_000, 400_000), last_tokens=40_960, evals=16, variants=HELDOUT,
-    ),
-    "tiny-bf16": Preset(
-        "tiny under bfloat16 autocast, parents too: does the dtype move a loss or a verdict?",
-        "speeches", "bpe:2048", TINY, (64, 96), tuple(range(5)), 16, LR_SMALL,
-        tokens=(1_000_000, 400_000), last_tokens=40_960, evals=16,
-        variants=("scratch-flops", "nrio", "nrio-policies", "full"), train={"dtype": "bfloat16"},
-    ),
     "mini": Preset(
         "20 tokens per parameter and 5 paired seeds, for claims on a CPU",
         "speeches", "bpe:1024", MINI, (48, 72), (0, 1, 2, 3, 4), 16, LR_SMALL,
@@ -336,6 +325,15 @@ PRESETS = {
         train={"micro_batch": 16, "compile": True}, gpu=True,
     ),
 }  # fmt: skip
+PRESETS["tiny-heldout"] = replace(
+    PRESETS["tiny"], seeds=tuple(range(5, 11)), variants=HELDOUT,
+    line="tiny on seeds that chose nothing: what the tuning seeds found best, judged",
+)  # fmt: skip
+PRESETS["tiny-bf16"] = replace(
+    PRESETS["tiny"], seeds=tuple(range(5)), train={"dtype": "bfloat16"},
+    variants=("scratch-flops", "nrio", "nrio-policies", "full"),
+    line="tiny under bfloat16 autocast, parents too: does the dtype move a loss or a verdict?",
+)  # fmt: skip
 # Growth in the stable phase: the parent never decays, the child goes on at its rate without a
 # second warm-up, and one decay ends the whole. The presets themselves keep the paper's reading:
 # every stage a cosine to 10 % of its own.
