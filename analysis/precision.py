@@ -30,7 +30,7 @@ import statistics
 import files
 from analysis.aggregate import aligned_lines, variant_key
 from analysis.claims import interval, p_text, scale
-from analysis.paired import Estimate, contrast, estimate, holm, values_by_seed
+from analysis.paired import Estimate, contrast, estimate, holm
 from analysis.rows import flatten, load_rows
 from analysis.tuning import FIRST_SEED
 
@@ -57,16 +57,13 @@ def paired(base: list[dict], other: list[dict]) -> tuple[list[dict], list[dict]]
     return [found[0][key] for key in keys], [found[1][key] for key in keys]
 
 
-def moved(base: list[dict], other: list[dict], variant: str, metric: str) -> Estimate:
-    """metric of `variant` in `other` less that in `base`."""
-    before, after = (values_by_seed(rows, variant, metric) for rows in (base, other))
-    return estimate({seed: after[seed] - before[seed] for seed in sorted(before.keys() & after)})
+def minus(pair: tuple[str, str]) -> dict[str, float]:
+    return dict(zip(pair, (1, -1), strict=True))
 
 
-def shifted(base: list[dict], other: list[dict], pair: tuple[str, str]) -> Estimate:
-    """How far the difference of two variants moves, seed by seed."""
-    weights = dict(zip(pair, (1, -1), strict=True))
-    before, after = (contrast(rows, weights, TRAIN).by_seed for rows in (base, other))
+def moved(base: list[dict], other: list[dict], weights: dict[str, float], metric: str) -> Estimate:
+    """A contrast (analysis/paired.py) in `other` less the same in `base`, seed by seed."""
+    before, after = (contrast(rows, weights, metric).by_seed for rows in (base, other))
     return estimate({seed: after[seed] - before[seed] for seed in sorted(before.keys() & after)})
 
 
@@ -81,9 +78,9 @@ def mean(found: Estimate) -> str:
 def page(base: list[dict], other: list[dict], cfg: PrecisionConfig) -> str:
     new, old = other[0]["hardware"]["dtype"], base[0]["hardware"]["dtype"]
     variants = list(dict.fromkeys(row["variant"] for row in base))
-    losses = [(v, *(moved(base, other, v, m) for m in (TRAIN, VAL))) for v in variants]
+    losses = [(v, *(moved(base, other, {v: 1}, m) for m in (TRAIN, VAL))) for v in variants]
     pairs = [pair for pair in CONTRASTS if {*pair} <= {*variants}]
-    shifts = [shifted(base, other, pair) for pair in pairs]
+    shifts = [moved(base, other, minus(pair), TRAIN) for pair in pairs]
     corrected = holm([e.p for _, e, _ in losses] + [e.p for e in shifts])
     loss_cells = [
         {"variant": v, "n": str(train.n), "training loss": mean(train), "95 % CI": interval(train),
@@ -93,9 +90,8 @@ def page(base: list[dict], other: list[dict], cfg: PrecisionConfig) -> str:
     ]  # fmt: skip
     shift_cells = []
     for pair, shift, p in zip(pairs, shifts, corrected[len(losses) :], strict=True):
-        weights = dict(zip(pair, (1, -1), strict=True))
         ends = {
-            dtype: contrast(rows, weights, TRAIN) for dtype, rows in ((old, base), (new, other))
+            dtype: contrast(rows, minus(pair), TRAIN) for dtype, rows in ((old, base), (new, other))
         }
         shift_cells.append({
             "difference": " - ".join(pair), "n": str(shift.n),

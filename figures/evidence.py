@@ -47,8 +47,9 @@ from figures import style
 from growth.rotation import theta
 from models.gpt import GPTConfig, count_parameters
 
-# drawn against size, minus nrio
-SIZES = ("nrio-policies", "full", "full-asymmetric", "pad-gain-asymmetric")
+# drawn against size, minus nrio, in its color
+SIZES = {"nrio-policies": "#0072B2", "full": "#E69F00", "full-asymmetric": "#009E73",
+         "pad-gain-asymmetric": "#56B4E9"}  # fmt: skip
 PAPER = (count_parameters(GPTConfig().widened(384)), -0.0416)  # parameters, full - nrio
 OLD, NEW = "#0072B2", "#D55E00"  # coordinates before and after growth
 
@@ -96,18 +97,17 @@ def scale(found: list[Study]) -> plt.Figure | None:
     figure, axes = plt.subplots(figsize=(9.2, 5.6), layout="constrained")
     looks = style.looks(list(SIZES))
     lowest = min(s.grown["params"] for s in shown)
-    for i, variant in enumerate(SIZES):
+    for i, (variant, color) in enumerate(SIZES.items()):
         points = [(s, s.effect({variant: 1, "nrio": -1})) for s in shown]
         points = [(s, e) for s, e in points if e.n]
-        look = looks[variant] | {"color": ("#0072B2", "#E69F00", "#009E73", "#56B4E9")[i]}
         for j, (s, effect) in enumerate(points):
             x = s.grown["params"] * (1 + 0.05 * (i - 1.5))
-            bars(axes, x, effect, look["color"], look["marker"], "" if j else variant)
+            bars(axes, x, effect, color, looks[variant]["marker"], "" if j else variant)
         ladder = [(s.grown["params"], e) for s, e in points if s.preset.startswith("ladder-")]
         if len(ladder) >= 3:
-            draw_trend(axes, ladder, look["color"], lowest)
+            draw_trend(axes, ladder, color, lowest)
     axes.axhline(0, color="black", linewidth=1)
-    axes.plot(*PAPER, "*", color="#E69F00", markersize=15)
+    axes.plot(*PAPER, "*", color=SIZES["full"], markersize=15)
     axes.annotate("paper: full − nrio, 24M → 44M\n20 tokens/parameter", PAPER, ha="right",
                   xytext=(-12, 0), textcoords="offset points", va="center")  # fmt: skip
     axes.set_xscale("log")

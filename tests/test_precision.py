@@ -3,7 +3,7 @@
 import pytest
 
 from analysis import precision
-from analysis.precision import PrecisionConfig, grown_rows, moved, page, paired, shifted
+from analysis.precision import PrecisionConfig, grown_rows, minus, moved, page, paired
 from errors import UserError
 from tests.synthetic_rows import diverged, grid, row, write
 
@@ -26,13 +26,15 @@ def folders(tmp_path):
 
 def test_losses_and_differences_are_paired_by_seed(folders):
     base, other = (grown_rows(folders / name) for name in ("tiny-main", "tiny-bf16"))
-    nrio = moved(base, other, "nrio", precision.TRAIN)
-    full = moved(base, other, "full", precision.VAL)
+    nrio = moved(base, other, {"nrio": 1}, precision.TRAIN)
+    full = moved(base, other, {"full": 1}, precision.VAL)
     assert nrio.n == 3 and nrio.mean == pytest.approx(0.01) and nrio.half < 1e-9
     assert full.mean == pytest.approx(0.031) and full.low > 0.02
-    shift = shifted(base, other, ("full", "nrio"))
+    shift = moved(base, other, minus(("full", "nrio")), precision.TRAIN)
     assert shift.mean == pytest.approx(0.021)
-    assert shifted(base, other, ("nrio", "scratch-flops")).mean == pytest.approx(0, abs=1e-9)
+    assert moved(base, other, minus(("nrio", "scratch-flops")), precision.TRAIN).mean == (
+        pytest.approx(0, abs=1e-9)
+    )
 
 
 def test_the_page_says_both_dtypes_and_speeds(folders):
@@ -56,7 +58,7 @@ def test_only_runs_that_both_finished_are_compared():
         (v, s) for v in VARIANTS for s in range(2)
     }
     assert [r["run_id"] for r in base] == [r["run_id"] for r in other]
-    assert moved(base, other, "nrio", precision.TRAIN).n == 2
+    assert moved(base, other, {"nrio": 1}, precision.TRAIN).n == 2
 
 
 def test_a_diverged_row_does_not_count(folders):
