@@ -47,8 +47,9 @@ def run(out: str, run_id: str, spec: dict) -> None:
             if step == spec.get("hold"):
                 _hold(folder, caught)
             step += 1
+            stop = bool(caught)  # a signal during the write is the next step's: this one lacks it
             write_json(folder / "count.json", {"step": step, "starts": starts})
-            if caught:
+            if stop:
                 raise Interrupted(caught[0])
     finally:
         for number, handler in before.items():
